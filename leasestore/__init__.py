@@ -1,0 +1,56 @@
+"""leasestore: the correct job table for the SQLAlchemy application you already have."""
+
+from __future__ import annotations
+
+from leasestore.backoff import retry_delay
+from leasestore.clock import Clock, system_clock
+from leasestore.delivery import run_once
+from leasestore.errors import (
+    BadAck,
+    Conflict,
+    LeaseStoreError,
+    Permanent,
+    Retryable,
+    SchemaError,
+    StaleTicket,
+    StoreBusy,
+    UnsupportedEngine,
+)
+from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
+from leasestore.queue_file import QueueFile, open_queue, run_file
+from leasestore.repository import JobRepository
+from leasestore.tickets import Delivered, Event, JobState, Outcome, Recovered, Status, Ticket
+from leasestore.validation import Fault, Limits
+
+__all__ = [
+    "BadAck",
+    "Clock",
+    "Conflict",
+    "Delivered",
+    "Event",
+    "Fault",
+    "Job",
+    "JobMixin",
+    "JobRepository",
+    "JobState",
+    "LeaseStoreError",
+    "Limits",
+    "Outcome",
+    "Permanent",
+    "QueueFile",
+    "Recovered",
+    "Redrive",
+    "RedriveMixin",
+    "Retryable",
+    "SchemaError",
+    "StaleTicket",
+    "Status",
+    "StoreBusy",
+    "Ticket",
+    "UnsupportedEngine",
+    "open_queue",
+    "retry_delay",
+    "run_file",
+    "run_once",
+    "system_clock",
+]

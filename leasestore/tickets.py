@@ -1,0 +1,59 @@
+"""The shapes of what goes out and comes back: tickets, rows, outcomes."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+Status = Literal["pending", "leased", "done", "dead"]
+Outcome = Literal["ok", "retry", "permanent"]
+
+
+class Event(TypedDict):
+    """What is enqueued: a job's content."""
+
+    id: str
+    qty: int
+
+
+class Ticket(TypedDict):
+    """What a claim hands out and every later write must show, whole."""
+
+    id: str
+    qty: int
+    owner: str
+    token: int
+    attempt: int
+    lease_until: int
+
+
+class JobState(TypedDict):
+    """A row of the job table: its twelve columns, times in ms."""
+
+    seq: int
+    id: str
+    qty: int
+    status: Status
+    attempts: int
+    max_attempts: int
+    token: int
+    available_at: int
+    deadline: int
+    owner: str | None
+    lease_until: int | None
+    reason: str | None
+
+
+class Recovered(TypedDict):
+    """How many jobs `recover` gave back, and how many it found dead, by reason."""
+
+    recovered: int
+    deadline: int
+    exhausted: int
+
+
+class Delivered(TypedDict):
+    """What `run_once` answers: the job, the token of this run, and how it ended."""
+
+    id: str
+    token: int
+    status: Status | Literal["stale"]

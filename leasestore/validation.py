@@ -1,0 +1,232 @@
+"""What callers may pass: one function a boundary value, each refusing with a `ValueError` that
+says what was expected, what came and what to do (CONTRACT.md, "Values")."""
+
+from __future__ import annotations
+
+import os
+import re
+import reprlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from sqlalchemy import Connection, Engine
+
+from leasestore.clock import Clock
+from leasestore.tickets import Event, Outcome, Ticket
+
+LAST_MS = 10**15
+"""No time and no token is above this one."""
+
+Fault = Callable[[str], object]
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MOST = 10**12
+_EVENT_KEYS = frozenset({"id", "qty"})
+_TICKET_KEYS = frozenset(Ticket.__annotations__)
+_OUTCOMES = ("ok", "retry", "permanent")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The upper bounds that an application may widen; the defaults are the contract's.
+
+    `qty` and `max_attempts` are counts, up to 2**31 - 1; `ttl_ms`, `lease_ms` and `delay_ms`
+    are milliseconds, up to 10**12. Each is a strict int and none is below its default. Latest
+    time accepted: 10**15 minus the longest of the three, so that no sum passes 10**15.
+
+        JobRepository(engine, limits=Limits(ttl_ms=30 * DAY, lease_ms=15 * MINUTE))
+    """
+
+    qty: int = 1000
+    max_attempts: int = 16
+    ttl_ms: int = 60_000
+    lease_ms: int = 60_000
+    delay_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            most = _MOST if field.name.endswith("_ms") else 2**31 - 1
+            integer(
+                f"Limits.{field.name}", getattr(self, field.name), cast("int", field.default), most
+            )
+
+    @property
+    def latest_ms(self) -> int:
+        """The latest `now_ms` that is accepted."""
+        return LAST_MS - max(self.ttl_ms, self.lease_ms, self.delay_ms)
+
+
+def _refuse(name: str, expected: str, got: object, remedy: str = "") -> NoReturn:
+    raise ValueError(
+        f"{name}: expected {expected}, got {type(got).__name__} {reprlib.repr(got)}{remedy}"
+    )
+
+
+def integer(name: str, value: object, low: int, high: int, remedy: str = "") -> int:
+    """A strict int from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high:
+        _refuse(name, f"int from {low} to {high}", value, remedy)
+    return value
+
+
+def _bounded(name: str, value: object, low: int, limits: Limits) -> int:
+    high: int = getattr(limits, name)
+    return integer(
+        name, value, low, high, f" (an application widens this bound: Limits({name}=...))"
+    )
+
+
+def qty(value: object, limits: Limits) -> int:
+    return _bounded("qty", value, 1, limits)
+
+
+def max_attempts(value: object, limits: Limits) -> int:
+    return _bounded("max_attempts", value, 1, limits)
+
+
+def ttl_ms(value: object, limits: Limits) -> int:
+    return _bounded("ttl_ms", value, 1, limits)
+
+
+def lease_ms(value: object, limits: Limits) -> int:
+    return _bounded("lease_ms", value, 1, limits)
+
+
+def delay_ms(value: object, limits: Limits) -> int:
+    return _bounded("delay_ms", value, 0, limits)
+
+
+def first_delay_ms(value: object, ttl: int, limits: Limits) -> int:
+    """A delay before the first attempt: one that reaches the deadline could never run."""
+    delay = delay_ms(value, limits)
+    if delay >= ttl:
+        _refuse("delay_ms", f"less than ttl_ms ({ttl}), so that the job can run", delay)
+    return delay
+
+
+def identifier(name: str, value: object) -> str:
+    """A strict str of 1 to 64 ASCII letters, digits, `_` and `-`."""
+    if type(value) is not str or not _IDENTIFIER.fullmatch(value):
+        _refuse(name, "str of 1 to 64 characters out of A-Z a-z 0-9 _ -", value)
+    return value
+
+
+def now_ms(value: object, limits: Limits, name: str = "now_ms") -> int:
+    return integer(name, value, 0, limits.latest_ms)
+
+
+def moment(value: object, limits: Limits) -> Clock:
+    """A time or a clock, as a clock: a time is checked at once, a clock when it is read."""
+    if callable(value):
+        return lambda: now_ms(value(), limits, "now_ms read from the clock")
+    checked = now_ms(value, limits)
+    return lambda: checked
+
+
+def clock(value: object) -> Clock:
+    if not callable(value):
+        _refuse("clock", "a callable without arguments that returns milliseconds", value)
+    return cast("Clock", value)
+
+
+def send(value: object) -> Callable[[Event], object]:
+    if not callable(value):
+        _refuse("send", "a callable that takes a dict of id and qty", value)
+    return cast("Callable[[Event], object]", value)
+
+
+def fault(value: object) -> Fault | None:
+    if value is not None and not callable(value):
+        _refuse("fault", "None or a callable that takes the name of a point", value)
+    return cast("Fault | None", value)
+
+
+def jitter(value: object) -> float:
+    """A strict int or float, finite, from 0 to 1."""
+    if type(value) not in (int, float) or not 0 <= cast("float", value) <= 1:
+        _refuse("jitter", "int or float from 0 to 1", value)
+    return cast("float", value)
+
+
+def limit(value: object) -> int:
+    """How many rows a listing may return."""
+    return integer("limit", value, 1, 100_000)
+
+
+def outcome(value: object) -> Outcome:
+    return cast("Outcome", choice("outcome", value, _OUTCOMES))
+
+
+def _record(name: str, value: object, keys: frozenset[str]) -> dict[str, Any]:
+    """A strict dict with exactly these keys, each a strict str."""
+    if (
+        type(value) is not dict
+        or len(value) != len(keys)
+        or not all(type(key) is str for key in value)
+        or value.keys() != keys
+    ):
+        _refuse(name, f"dict with exactly the keys {', '.join(sorted(keys))}", value)
+    return value
+
+
+def event(value: object, limits: Limits) -> Event:
+    """The event checked and copied, so that nothing the caller does later can change it."""
+    record = _record("event", value, _EVENT_KEYS)
+    return {"id": identifier("id", record["id"]), "qty": qty(record["qty"], limits)}
+
+
+def ticket(value: object, limits: Limits) -> Ticket:
+    """The ticket checked and copied."""
+    record = _record("ticket", value, _TICKET_KEYS)
+    return {
+        "id": identifier("ticket id", record["id"]),
+        "qty": integer("ticket qty", record["qty"], 1, limits.qty),
+        "owner": identifier("ticket owner", record["owner"]),
+        "token": integer("ticket token", record["token"], 1, LAST_MS),
+        "attempt": integer("ticket attempt", record["attempt"], 1, limits.max_attempts),
+        "lease_until": integer("ticket lease_until", record["lease_until"], 1, LAST_MS),
+    }
+
+
+def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if type(value) is not str or value not in choices:
+        _refuse(name, " or ".join(map(repr, choices)), value)
+    return value
+
+
+def queue_path(value: object) -> Path:
+    """The absolute path of a file, not of SQLite's special names."""
+    if not isinstance(value, (str, os.PathLike)):
+        _refuse("path", "str or os.PathLike", value)
+    path = os.fspath(value)
+    if (
+        not isinstance(path, str)
+        or path in ("", ":memory:")
+        or path.startswith("file:")
+        or "\0" in path
+    ):
+        _refuse("path", "the path of a file (no in-memory database, no URI)", value)
+    return Path(path).absolute()
+
+
+def bind(value: object) -> Engine | Connection:
+    if not isinstance(value, (Engine, Connection)):
+        _refuse("bind", "a SQLAlchemy Engine or Connection", value)
+    return value
+
+
+def values(value: object, own_columns: Collection[str]) -> dict[str, Any]:
+    """What an application writes into its own columns, by attribute of its model, copied."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        _refuse("values", "a dict of the model's own columns", value)
+    for name in value:
+        if name not in own_columns:
+            known = (
+                ", ".join(sorted(own_columns)) or "none: declare a model on JobMixin to have some"
+            )
+            _refuse("values", f"only the model's own columns ({known})", name)
+    return dict(value)
