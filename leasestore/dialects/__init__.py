@@ -1,0 +1,54 @@
+"""What differs between databases, one file each; here only the choice of the file."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Table
+
+from leasestore.dialects import sqlite
+from leasestore.errors import UnsupportedEngine
+
+
+class Dialect(Protocol):
+    """What the rest of the library asks of a database's module."""
+
+    def check_version(self, /) -> None:
+        """Raise `UnsupportedEngine` where the database is too old for the contract."""
+
+    def insert(self, table: Table, /) -> Any:
+        """An INSERT that knows `on_conflict_do_nothing`."""
+
+    def take_write_lock(self, connection: Connection, /) -> None:
+        """Make the transaction just begun the only writer; nothing has been read in it yet.
+
+        Raises `UnsupportedEngine` where that cannot hold, and the driver's error where the
+        lock was not free within the engine's timeout (`is_busy` tells).
+        """
+
+    def in_transaction(self, connection: Connection, /) -> bool:
+        """Whether the driver still holds a transaction open that it did not open by itself."""
+
+    def is_busy(self, error: BaseException, /) -> bool:
+        """Whether this error says only that somebody else held a lock for too long."""
+
+    def is_not_a_database(self, error: BaseException, /) -> bool:
+        """Whether this error says that the file holds something else."""
+
+    def may_lack_tables(self, error: BaseException, /) -> bool:
+        """Whether this error can come from an absent table or column."""
+
+
+_DIALECTS: dict[str, Dialect] = {"sqlite": sqlite}
+
+
+def named(name: str) -> Dialect:
+    """The dialect of a database, by SQLAlchemy's name for it."""
+    if name not in _DIALECTS:
+        raise UnsupportedEngine(
+            f"leasestore keeps its contract on {', '.join(sorted(_DIALECTS))}; this engine is for "
+            f"{name}. Give the jobs an engine of their own"
+        )
+    dialect = _DIALECTS[name]
+    dialect.check_version()
+    return dialect

@@ -1,0 +1,129 @@
+"""The two tables, declaratively: `Job` and `Redrive` are the contract's tables to the column;
+`JobMixin` and `RedriveMixin` carry the same columns into an application's own models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    inspect,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, declared_attr, mapped_column
+from sqlalchemy.sql.elements import conv
+
+from leasestore.tickets import JobState
+
+# 64 bits for times and tokens everywhere; SQLite's AUTOINCREMENT wants the word INTEGER.
+_Long = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class JobMixin:
+    """The contract's twelve columns (CONTRACT.md, "Schema"), for a job model on any `Base`.
+
+        class Delivery(JobMixin, Base):
+            __tablename__ = "deliveries"
+            customer_id: Mapped[int] = mapped_column(ForeignKey("customers.id"))
+
+    All times are milliseconds. The columns belong to leasestore: read them in any query, write
+    them through a repository only.
+    """
+
+    __tablename__: str
+
+    seq: Mapped[int] = mapped_column(_Long, primary_key=True, sort_order=-12)
+    id: Mapped[str] = mapped_column(Text, sort_order=-11)
+    qty: Mapped[int] = mapped_column(Integer, sort_order=-10)
+    status: Mapped[str] = mapped_column(Text, sort_order=-9)
+    attempts: Mapped[int] = mapped_column(Integer, sort_order=-8)
+    max_attempts: Mapped[int] = mapped_column(Integer, sort_order=-7)
+    token: Mapped[int] = mapped_column(_Long, sort_order=-6)
+    available_at: Mapped[int] = mapped_column(_Long, sort_order=-5)
+    deadline: Mapped[int] = mapped_column(_Long, sort_order=-4)
+    owner: Mapped[str | None] = mapped_column(Text, sort_order=-3)
+    lease_until: Mapped[int | None] = mapped_column(_Long, sort_order=-2)
+    reason: Mapped[str | None] = mapped_column(Text, sort_order=-1)
+
+    @declared_attr.directive
+    def __table_args__(cls) -> Any:
+        # conv: these names are final, whatever naming convention the MetaData has.
+        return (
+            UniqueConstraint("id", name=conv(f"uq_{cls.__tablename__}_id")),
+            CheckConstraint(
+                "status IN ('pending','leased','done','dead')",
+                name=conv(f"ck_{cls.__tablename__}_status"),
+            ),
+            {"sqlite_autoincrement": True},
+        )
+
+
+class RedriveMixin:
+    """The audit of redrives (CONTRACT.md, "redrive"): one row each, never changed."""
+
+    __tablename__: str
+
+    seq: Mapped[int] = mapped_column(_Long, primary_key=True, sort_order=-5)
+    id: Mapped[str] = mapped_column(Text, sort_order=-4)
+    token: Mapped[int] = mapped_column(_Long, sort_order=-3)
+    at_ms: Mapped[int] = mapped_column(_Long, sort_order=-2)
+    note: Mapped[str] = mapped_column(Text, sort_order=-1)
+
+    @declared_attr.directive
+    def __table_args__(cls) -> Any:
+        return ({"sqlite_autoincrement": True},)
+
+
+class Base(DeclarativeBase):
+    """Of the default models only: leasestore's own MetaData."""
+
+    metadata = MetaData()
+
+
+class Job(JobMixin, Base):
+    """The default job table, `jobs`."""
+
+    __tablename__ = "jobs"
+
+    # The contract's `seq INTEGER PRIMARY KEY` has no NOT NULL; a primary key is never null.
+    seq: Mapped[int] = mapped_column(_Long, primary_key=True, nullable=True, sort_order=-12)
+
+
+class Redrive(RedriveMixin, Base):
+    """The default audit table, `redrives`."""
+
+    __tablename__ = "redrives"
+
+    seq: Mapped[int] = mapped_column(_Long, primary_key=True, nullable=True, sort_order=-5)
+
+
+def table_of(model: object, mixin: type[Any]) -> Table:
+    """The table of a mapped class that keeps what its mixin declares."""
+    mapper = inspect(model, raiseerr=False)
+    if not isinstance(mapper, Mapper) or not issubclass(mapper.class_, mixin):
+        raise ValueError(f"expected a mapped class with {mixin.__name__}, got {model!r}")
+    name, table = mapper.class_.__name__, mapper.local_table
+    assert isinstance(table, Table)
+    if not table.dialect_options["sqlite"]["autoincrement"]:
+        raise ValueError(
+            f"{name}: expected the constraints of {mixin.__name__}, but its own "
+            "__table_args__ hides them; declare indexes and constraints after the class instead, "
+            f"as Index('ix_name', {name}.column)"
+        )
+    return table
+
+
+def own_columns(model: type[JobMixin]) -> Mapping[str, Column[Any]]:
+    """The columns that the application added, by attribute."""
+    return {
+        attribute.key: attribute.columns[0]
+        for attribute in inspect(model).column_attrs
+        if attribute.key not in JobState.__annotations__
+    }

@@ -1,0 +1,202 @@
+"""One function a verb: on a connection already in a transaction it executes the verb's
+statements and says what came of them. Arguments were checked and the time was read before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from sqlalchemy import Connection, Table, inspect
+
+from leasestore.errors import Conflict, SchemaError
+from leasestore.statements import Statements, own_parameters, parameters
+from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
+from leasestore.validation import Fault
+
+
+def _pass(fault: Fault | None, point: str) -> None:
+    if fault is not None:
+        fault(point)
+
+
+def get(connection: Connection, statements: Statements, job_id: str) -> JobState | None:
+    rows = connection.execute(statements.get, parameters(id=job_id)).mappings().all()
+    return cast("JobState", dict(rows[0])) if rows else None
+
+
+def stuck(connection: Connection, statements: Statements, now: int, limit: int) -> list[JobState]:
+    bound = parameters(now=now, limit=limit)
+    rows = connection.execute(statements.stuck, bound).mappings().all()
+    return [cast("JobState", dict(row)) for row in rows]
+
+
+def enqueue(
+    connection: Connection,
+    statements: Statements,
+    event: Event,
+    now: int,
+    ttl_ms: int,
+    delay_ms: int,
+    max_attempts: int,
+    values: Mapping[str, Any],
+) -> bool:
+    bound = parameters(
+        id=event["id"],
+        qty=event["qty"],
+        max_attempts=max_attempts,
+        available_at=now + delay_ms,
+        deadline=now + ttl_ms,
+    )
+    statement = statements.enqueue(tuple(values))
+    if connection.execute(statement, bound | own_parameters(values)).rowcount:
+        return True
+    stored = get(connection, statements, event["id"])
+    assert stored is not None, "a row that kept an INSERT out is there"
+    if stored["qty"] != event["qty"]:
+        raise Conflict(event["id"], stored["qty"], event["qty"])
+    return False
+
+
+def claim(
+    connection: Connection,
+    statements: Statements,
+    owner: str,
+    now: int,
+    lease_ms: int,
+    job_id: str | None,
+    fault: Fault | None,
+) -> Ticket | None:
+    bound = parameters(now=now, owner=owner, until=now + lease_ms, id=job_id)
+    every = job_id is None
+    for sweep in (statements.sweep if every else statements.sweep_one).values():
+        connection.execute(sweep, bound)
+    ticket = _ticket(connection, statements.claim if every else statements.claim_one, bound)
+    if ticket is not None:
+        _pass(fault, "after-claim")
+    return ticket
+
+
+def finish(
+    connection: Connection,
+    statements: Statements,
+    ticket: Ticket,
+    outcome: Outcome,
+    now: int,
+    delay_ms: int,
+    values: Mapping[str, Any],
+    fault: Fault | None,
+) -> Status | None:
+    bound = _shown(ticket) | parameters(now=now, again=now + delay_ms) | own_parameters(values)
+    statement = statements.finish(outcome, tuple(values))
+    rows = connection.execute(statement, bound).all()
+    if not rows:
+        return None
+    _pass(fault, "after-finish")
+    return cast("Status", rows[0].status)
+
+
+def renew(
+    connection: Connection,
+    statements: Statements,
+    ticket: Ticket,
+    now: int,
+    lease_ms: int,
+    fault: Fault | None,
+) -> Ticket | None:
+    bound = _shown(ticket) | parameters(now=now, until=now + lease_ms)
+    renewed = _ticket(connection, statements.renew, bound)
+    if renewed is not None:
+        _pass(fault, "after-renew")
+    return renewed
+
+
+def release(
+    connection: Connection, statements: Statements, ticket: Ticket, fault: Fault | None
+) -> bool:
+    if not connection.execute(statements.release, _shown(ticket)).rowcount:
+        return False
+    _pass(fault, "after-release")
+    return True
+
+
+def redrive(
+    connection: Connection,
+    statements: Statements,
+    job_id: str,
+    now: int,
+    ttl_ms: int,
+    note: str,
+    fault: Fault | None,
+) -> bool:
+    bound = parameters(id=job_id, now=now, note=note, deadline=now + ttl_ms)
+    if not connection.execute(statements.audit, bound).rowcount:
+        row = get(connection, statements, job_id)
+        found = "there is no such job" if row is None else f"it is {row['status']}"
+        raise ValueError(f"job_id: expected the id of a dead job, got {job_id!r}: {found}")
+    _pass(fault, "after-audit")
+    connection.execute(statements.revive, bound)
+    _pass(fault, "after-redrive")
+    return True
+
+
+def recover(connection: Connection, statements: Statements, now: int) -> Recovered:
+    bound = parameters(now=now)
+    dead = {
+        reason: connection.execute(sweep, bound).rowcount
+        for reason, sweep in statements.sweep.items()
+    }
+    recovered = connection.execute(statements.recover, bound).rowcount
+    return {"recovered": recovered, "deadline": dead["deadline"], "exhausted": dead["exhausted"]}
+
+
+def missing(connection: Connection, tables: Iterable[Table]) -> list[str]:
+    """What the database lacks: `table`, or `table.column` where only that is absent."""
+    inspector = inspect(connection)
+    absent: list[str] = []
+    for table in tables:
+        if not inspector.has_table(table.name, schema=table.schema):
+            absent.append(table.fullname)
+            continue
+        found = {
+            column["name"] for column in inspector.get_columns(table.name, schema=table.schema)
+        }
+        absent += [f"{table.fullname}.{c.name}" for c in table.c if c.name not in found]
+    return absent
+
+
+def schema_error(missing: Iterable[str]) -> SchemaError:
+    names = list(missing)
+    return SchemaError(
+        f"the database lacks {', '.join(names)}",
+        names,
+        "leasestore.schema.upgrade(engine) makes the default tables; those of your own models "
+        "are made by your own migrations",
+    )
+
+
+def _shown(ticket: Ticket) -> dict[str, object]:
+    """The whole ticket, as the conditional updates compare it."""
+    return parameters(
+        id=ticket["id"],
+        qty=ticket["qty"],
+        owner=ticket["owner"],
+        token=ticket["token"],
+        attempts=ticket["attempt"],
+        lease_until=ticket["lease_until"],
+    )
+
+
+def _ticket(connection: Connection, statement: Any, bound: Mapping[str, object]) -> Ticket | None:
+    """The ticket in the one row that the statement changed, if it changed one."""
+    rows = connection.execute(statement, bound).all()
+    if not rows:
+        return None
+    ((job_id, qty, owner, token, attempt, lease_until),) = rows
+    return {
+        "id": job_id,
+        "qty": qty,
+        "owner": owner,
+        "token": token,
+        "attempt": attempt,
+        "lease_until": lease_until,
+    }

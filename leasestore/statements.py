@@ -1,0 +1,281 @@
+"""The SQL of every verb, the same on every database: Core statements without I/O, each built
+once for a pair of tables. `parameters` names the values that they bind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Insert,
+    Integer,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    case,
+    exists,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
+
+from leasestore.tickets import JobState, Outcome
+
+COLUMNS = tuple(JobState.__annotations__)
+"""The contract's columns of a job table, in order."""
+
+# In an UPDATE a bare name could be that of one of the application's own columns.
+_PREFIX = "ls_"
+
+
+def parameters(**values: object) -> dict[str, object]:
+    """Values under the names that the statements bind."""
+    return {_PREFIX + name: value for name, value in values.items()}
+
+
+def own_parameters(values: Mapping[str, object]) -> dict[str, object]:
+    """The same for values of the application's own columns."""
+    return {f"{_PREFIX}own_{name}": value for name, value in values.items()}
+
+
+def _bind(name: str, column: Column[Any]) -> ColumnElement[Any]:
+    return bindparam(_PREFIX + name, type_=column.type)
+
+
+def _word(text: str) -> ColumnElement[Any]:
+    # Part of the SQL text: a partial index serves only a predicate that is written out.
+    return literal_column(f"'{text}'")
+
+
+class Statements:
+    """Every statement over one job table and its redrive table.
+
+    `own` maps an application's attributes to its own columns; `insert` makes the dialect's
+    INSERT, which can yield to a row that exists.
+    """
+
+    def __init__(
+        self,
+        job: Table,
+        redrive: Table,
+        own: Mapping[str, Column[Any]],
+        insert: Callable[[Table], Any],
+    ) -> None:
+        self._job, self._redrive, self._own, self._insert = job, redrive, own, insert
+        self._inserts: dict[tuple[str, ...], Insert] = {}
+        self._finishes: dict[tuple[str, ...], Update] = {}
+        column = job.c
+        self._row = [column[name] for name in COLUMNS]
+        self._ticket = [
+            column[name] for name in ("id", "qty", "owner", "token", "attempts", "lease_until")
+        ]
+        self._now = _bind("now", column.deadline)
+        self._named = column.id == _bind("id", column.id)
+        self._pending = column.status == _word("pending")
+        self._expired = and_(column.status == _word("leased"), column.lease_until <= self._now)
+        self._dead = column.status == _word("dead")
+        self._held = and_(
+            self._named,
+            column.status == _word("leased"),
+            *(column == _bind(column.name, column) for column in self._ticket[1:]),
+        )
+        self._live = and_(self._held, column.lease_until > self._now, column.deadline > self._now)
+        asked = _bind("until", column.deadline)
+        self._until = case((column.deadline < asked, column.deadline), else_=asked)
+
+    # Reading
+
+    @cached_property
+    def get(self) -> Select[Any]:
+        return select(*self._row).where(self._named)
+
+    @cached_property
+    def stuck(self) -> Select[Any]:
+        longest_ended_first = self._job.c.lease_until, self._job.c.seq
+        limit: ColumnElement[int] = bindparam(_PREFIX + "limit", type_=Integer())
+        return select(*self._row).where(self._expired).order_by(*longest_ended_first).limit(limit)
+
+    # Enqueue
+
+    def enqueue(self, names: tuple[str, ...] = ()) -> Insert:
+        """One INSERT that yields to a row of the same id, whoever commits it.
+
+        The sub-select spares the common duplicate an attempt, which would burn a seq.
+        """
+        if names not in self._inserts:
+            self._inserts[names] = self._enqueue(names)
+        return self._inserts[names]
+
+    def _enqueue(self, names: tuple[str, ...]) -> Insert:
+        column = self._job.c
+        row: dict[Column[Any], Any] = {
+            column.id: _bind("id", column.id),
+            column.qty: _bind("qty", column.qty),
+            column.status: _word("pending"),
+            column.attempts: literal_column("0"),
+            column.max_attempts: _bind("max_attempts", column.max_attempts),
+            column.token: literal_column("0"),
+            column.available_at: _bind("available_at", column.available_at),
+            column.deadline: _bind("deadline", column.deadline),
+            **self._own_binds(names),
+        }
+        absent = select(*row.values()).where(~exists().where(self._named))
+        insert: Insert = (
+            self._insert(self._job)
+            .from_select(list(row), absent)
+            .on_conflict_do_nothing(index_elements=[column.id])
+        )
+        return insert
+
+    # Claim
+
+    @cached_property
+    def sweep(self) -> dict[str, Update]:
+        """By reason, in order: of a row with neither time nor attempts, time is the reason."""
+        column = self._job.c
+        is_open = or_(self._pending, self._expired)
+        spent = {
+            "deadline": column.deadline <= self._now,
+            "exhausted": column.attempts >= column.max_attempts,
+        }
+        return {
+            reason: self._free(is_open, condition, status=_word("dead"), reason=_word(reason))
+            for reason, condition in spent.items()
+        }
+
+    @cached_property
+    def sweep_one(self) -> dict[str, Update]:
+        return {reason: statement.where(self._named) for reason, statement in self.sweep.items()}
+
+    @cached_property
+    def claim(self) -> Update:
+        return self._claim()
+
+    @cached_property
+    def claim_one(self) -> Update:
+        return self._claim(self._named)
+
+    def _claim(self, *only: ColumnElement[bool]) -> Update:
+        column = self._job.c
+        ready = and_(self._pending, column.available_at <= self._now)
+        candidate = (
+            select(column.seq)
+            .where(or_(ready, self._expired), *only)
+            # Repeats what the sweep just did: no row without time or attempts is ever taken.
+            .where(column.deadline > self._now, column.attempts < column.max_attempts)
+            .order_by(column.seq)
+            .limit(literal_column("1"))
+            .correlate(None)
+            .scalar_subquery()
+        )
+        return (
+            update(self._job)
+            .where(column.seq == candidate)
+            .values(
+                status=_word("leased"),
+                attempts=column.attempts + literal_column("1"),
+                token=column.token + literal_column("1"),
+                owner=_bind("owner", column.owner),
+                lease_until=self._until,
+                reason=null(),
+            )
+            .returning(*self._ticket)
+        )
+
+    # What a ticket may do
+
+    def finish(self, outcome: Outcome, names: tuple[str, ...] = ()) -> Update:
+        """The conditional end of a run; it returns the new status."""
+        key = (outcome, *names)
+        if key not in self._finishes:
+            self._finishes[key] = self._finish(outcome, names)
+        return self._finishes[key]
+
+    def _finish(self, outcome: Outcome, names: tuple[str, ...]) -> Update:
+        column = self._job.c
+        again = _bind("again", column.available_at)
+        no_attempts, no_time = column.attempts >= column.max_attempts, column.deadline <= again
+        over = or_(no_attempts, no_time)
+        ends: dict[Outcome, dict[str, Any]] = {
+            "ok": {"status": _word("done"), "reason": null(), "available_at": self._now},
+            "permanent": {
+                "status": _word("dead"),
+                "reason": _word("permanent"),
+                "available_at": self._now,
+            },
+            "retry": {
+                "status": case((over, _word("dead")), else_=_word("pending")),
+                "reason": case(
+                    (no_attempts, _word("exhausted")),
+                    (no_time, _word("deadline")),
+                    else_=_word("retry"),
+                ),
+                "available_at": case((over, self._now), else_=again),
+            },
+        }
+        statement = self._free(self._live, **ends[outcome]).values(self._own_binds(names))
+        return statement.returning(column.status)
+
+    @cached_property
+    def renew(self) -> Update:
+        changed = update(self._job).where(self._live).values(lease_until=self._until)
+        return changed.returning(*self._ticket)
+
+    @cached_property
+    def release(self) -> Update:
+        return self._free(
+            self._held,
+            status=_word("pending"),
+            reason=_word("released"),
+            attempts=self._job.c.attempts - literal_column("1"),
+        )
+
+    # Operators
+
+    @cached_property
+    def recover(self) -> Update:
+        return self._free(self._expired, status=_word("pending"), reason=_word("expired"))
+
+    @cached_property
+    def audit(self) -> Insert:
+        """The audit row of a redrive, written only if the job is dead."""
+        audit, column = self._redrive.c, self._job.c
+        row: dict[Column[Any], Any] = {
+            audit.id: column.id,
+            audit.token: column.token,
+            audit.at_ms: _bind("now", audit.at_ms),
+            audit.note: _bind("note", audit.note),
+        }
+        dead = select(*row.values()).where(self._named, self._dead)
+        insert: Insert = self._insert(self._redrive).from_select(list(row), dead)
+        return insert
+
+    @cached_property
+    def revive(self) -> Update:
+        return self._free(
+            self._named,
+            self._dead,
+            status=_word("pending"),
+            attempts=literal_column("0"),
+            available_at=self._now,
+            deadline=_bind("deadline", self._job.c.deadline),
+            reason=null(),
+        )
+
+    # Shared
+
+    def _free(self, *conditions: ColumnElement[bool], **changes: Any) -> Update:
+        """A conditional UPDATE after which nobody holds the row."""
+        nobody = {"owner": null(), "lease_until": null()}
+        return update(self._job).where(*conditions).values({**nobody, **changes})
+
+    def _own_binds(self, names: tuple[str, ...]) -> dict[Column[Any], Any]:
+        columns = {name: self._own[name] for name in names}
+        return {column: _bind(f"own_{name}", column) for name, column in columns.items()}
