@@ -1,0 +1,175 @@
+"""A queue in a SQLite file of its own: `open_queue`, and `run_file` for one job of it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from leasestore import operations, validation
+from leasestore.clock import Clock
+from leasestore.delivery import run_once
+from leasestore.errors import UnsupportedEngine
+from leasestore.repository import JobRepository
+from leasestore.tickets import Delivered, Event
+from leasestore.validation import Limits
+
+JournalMode = Literal["DELETE", "WAL"]
+Synchronous = Literal["FULL", "EXTRA"]
+
+
+class QueueFile(JobRepository):
+    """A repository that owns its engine: close it, or use it in a `with` statement."""
+
+    _bind: Engine
+
+    def close(self) -> None:
+        """Close the engine's connections. May be called more than once."""
+        self._bind.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _prepare(self, *, create: bool) -> None:
+        """See that the tables are there, without the write lock if they are."""
+        missing = self._read(lambda connection: operations.missing(connection, self._tables))
+        if not missing:
+            return
+        if not create:
+            raise operations.schema_error(missing)
+        # Only here: opening a queue that exists takes a few ms, importing Alembic many.
+        from leasestore import schema
+
+        schema.upgrade(self._bind)
+
+
+def open_queue(
+    path: str | os.PathLike[str],
+    *,
+    journal_mode: JournalMode = "DELETE",
+    synchronous: Synchronous = "FULL",
+    timeout_ms: int = 1000,
+    limits: Limits = Limits(),
+) -> QueueFile:
+    """Open, and where missing create, a queue in a SQLite file (CONTRACT.md, "open_queue").
+
+    The tables that are absent are made through the migrations in one transaction; rows that are
+    there stay. Where both tables exist, no write lock is taken.
+
+    Args:
+        path: of a file; never an in-memory database and no URI. Its directory must exist.
+        journal_mode: `DELETE`, or `WAL`: faster and readers never wait, but three files, one
+            host, and a warning where this SQLite has the WAL-reset fault.
+        synchronous: `FULL`, or `EXTRA`: in DELETE mode, FULL can lose a transaction that was
+            acknowledged just before a loss of power; EXTRA cannot.
+        timeout_ms: 0 to 600000, how long a call waits for the write lock.
+        limits: wider bounds than the contract's, see `Limits`.
+
+    Raises:
+        FileNotFoundError: the directory does not exist.
+        IsADirectoryError: the path is one.
+        SchemaError: the file is no database, or holds other tables of these names.
+        StoreBusy: the file was locked for longer than the timeout.
+    """
+    file = validation.queue_path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"path: expected the path of a file, got the directory {file}")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(
+            f"path: the directory {file.parent} does not exist; create it first"
+        )
+    if file.exists() and not file.is_file():
+        raise ValueError(f"path: expected a regular file, got {file}, which is none")
+    engine = _engine(
+        file,
+        mode="rwc",
+        journal_mode=validation.choice("journal_mode", journal_mode, ("DELETE", "WAL")),
+        synchronous=validation.choice("synchronous", synchronous, ("FULL", "EXTRA")),
+        timeout_ms=validation.integer("timeout_ms", timeout_ms, 0, 600_000),
+    )
+    return _prepared(engine, limits, create=True)
+
+
+def run_file(
+    path: str | os.PathLike[str],
+    owner: str,
+    clock: Clock,
+    send: Callable[[Event], object],
+    jitter: float,
+    lease_ms: int = 1000,
+) -> Delivered | None:
+    """`run_once` on a queue file, opened for this one job and closed again (CONTRACT.md,
+    "run_file"). Arguments, answer and errors are those of `run_once`, and:
+
+    Raises:
+        FileNotFoundError: there is no regular file at `path`; none is made.
+        SchemaError: the file is no database, or has no job tables; none are made.
+    """
+    validation.jitter(jitter)
+    file = validation.queue_path(path)
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"path: there is no queue file at {file}; open_queue makes one where that is meant"
+        )
+    engine = _engine(file, mode="rw", journal_mode="DELETE", synchronous="FULL", timeout_ms=1000)
+    with _prepared(engine, Limits(), create=False) as queue:
+        return run_once(queue, owner, clock, send, jitter, lease_ms)
+
+
+def _prepared(engine: Engine, limits: Limits, *, create: bool) -> QueueFile:
+    try:
+        queue = QueueFile(engine, limits=limits)
+        queue._prepare(create=create)
+    except BaseException:
+        engine.dispose()
+        raise
+    return queue
+
+
+def _engine(
+    file: Path, *, mode: str, journal_mode: str, synchronous: str, timeout_ms: int
+) -> Engine:
+    # As a URI, so that `rw` can forbid SQLite to make a file, whatever happens to it meanwhile.
+    url = URL.create("sqlite", database=file.as_uri(), query={"mode": mode, "uri": "true"})
+    engine = create_engine(
+        url, isolation_level="AUTOCOMMIT", connect_args={"timeout": timeout_ms / 1000}
+    )
+    if journal_mode == "WAL" and _has_wal_reset_fault(sqlite3.sqlite_version_info):
+        warnings.warn(
+            f"SQLite {sqlite3.sqlite_version} can corrupt a WAL database when a checkpoint resets "
+            "the log; use 3.51.3, 3.50.7 or 3.44.6 or newer, or journal_mode='DELETE'",
+            stacklevel=3,
+        )
+
+    @event.listens_for(engine, "connect")
+    def set_durability(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA journal_mode = {journal_mode}")
+        (mode_now,) = cursor.fetchone() or ("none",)
+        cursor.execute(f"PRAGMA synchronous = {synchronous}")
+        cursor.close()
+        if mode_now.upper() != journal_mode:
+            raise UnsupportedEngine(f"SQLite keeps {file} in journal mode {mode_now}")
+
+    return engine
+
+
+def _has_wal_reset_fault(version: tuple[int, ...]) -> bool:
+    mended = ((3, 44, 6), (3, 45)), ((3, 50, 7), (3, 51)), ((3, 51, 3), (4,))
+    return not any(first <= version < end for first, end in mended)
