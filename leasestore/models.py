@@ -17,13 +17,15 @@ from sqlalchemy import (
     UniqueConstraint,
     inspect,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, declared_attr, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
 from sqlalchemy.sql.elements import conv
 
 from leasestore.tickets import JobState
 
 # 64 bits for times and tokens everywhere; SQLite's AUTOINCREMENT wants the word INTEGER.
 _Long = BigInteger().with_variant(Integer(), "sqlite")
+_NEVER_REUSED = {"sqlite_autoincrement": True}
+_STATUS_RULE = "status IN ('pending','leased','done','dead')"
 
 
 class JobMixin:
@@ -52,17 +54,13 @@ class JobMixin:
     lease_until: Mapped[int | None] = mapped_column(_Long, sort_order=-2)
     reason: Mapped[str | None] = mapped_column(Text, sort_order=-1)
 
-    @declared_attr.directive
-    def __table_args__(cls) -> Any:
+    @classmethod
+    def __table_cls__(cls, name: str, *args: Any, **settings: Any) -> Table:
+        """Adds the contract's constraints to whatever `__table_args__` the model has."""
         # conv: these names are final, whatever naming convention the MetaData has.
-        return (
-            UniqueConstraint("id", name=conv(f"uq_{cls.__tablename__}_id")),
-            CheckConstraint(
-                "status IN ('pending','leased','done','dead')",
-                name=conv(f"ck_{cls.__tablename__}_status"),
-            ),
-            {"sqlite_autoincrement": True},
-        )
+        unique = UniqueConstraint("id", name=conv(f"uq_{name}_id"))
+        check = CheckConstraint(_STATUS_RULE, name=conv(f"ck_{name}_status"))
+        return Table(name, *args, unique, check, **{**settings, **_NEVER_REUSED})
 
 
 class RedriveMixin:
@@ -76,9 +74,9 @@ class RedriveMixin:
     at_ms: Mapped[int] = mapped_column(_Long, sort_order=-2)
     note: Mapped[str] = mapped_column(Text, sort_order=-1)
 
-    @declared_attr.directive
-    def __table_args__(cls) -> Any:
-        return ({"sqlite_autoincrement": True},)
+    @classmethod
+    def __table_cls__(cls, name: str, *args: Any, **settings: Any) -> Table:
+        return Table(name, *args, **{**settings, **_NEVER_REUSED})
 
 
 class Base(DeclarativeBase):
@@ -92,8 +90,14 @@ class Job(JobMixin, Base):
 
     __tablename__ = "jobs"
 
-    # The contract's `seq INTEGER PRIMARY KEY` has no NOT NULL; a primary key is never null.
+    # To the letter, so that a file made by plain code differs in nothing: the contract's
+    # constraints have no names, and its `seq INTEGER PRIMARY KEY` no NOT NULL.
     seq: Mapped[int] = mapped_column(_Long, primary_key=True, nullable=True, sort_order=-12)
+
+    @classmethod
+    def __table_cls__(cls, name: str, *args: Any, **settings: Any) -> Table:
+        rules = UniqueConstraint("id"), CheckConstraint(_STATUS_RULE)
+        return Table(name, *args, *rules, **{**settings, **_NEVER_REUSED})
 
 
 class Redrive(RedriveMixin, Base):
@@ -113,9 +117,8 @@ def table_of(model: object, mixin: type[Any]) -> Table:
     assert isinstance(table, Table)
     if not table.dialect_options["sqlite"]["autoincrement"]:
         raise ValueError(
-            f"{name}: expected the constraints of {mixin.__name__}, but its own "
-            "__table_args__ hides them; declare indexes and constraints after the class instead, "
-            f"as Index('ix_name', {name}.column)"
+            f"{name}: expected the table that {mixin.__name__} makes, with its constraints; the "
+            "model's __table_cls__ or __table__ replaces it. Leave that to the mixin"
         )
     return table
 

@@ -16,7 +16,7 @@ _long = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     op.create_table(
         "jobs",
-        # On SQLite a primary key of this kind needs no NOT NULL, and the contract has none.
+        # To the letter of the contract: no NOT NULL here, and no names of constraints.
         sa.Column("seq", _long, primary_key=True, nullable=True),
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("qty", sa.Integer(), nullable=False),
@@ -29,8 +29,8 @@ def upgrade() -> None:
         sa.Column("owner", sa.Text(), nullable=True),
         sa.Column("lease_until", _long, nullable=True),
         sa.Column("reason", sa.Text(), nullable=True),
-        sa.UniqueConstraint("id", name="uq_jobs_id"),
-        sa.CheckConstraint("status IN ('pending','leased','done','dead')", name="ck_jobs_status"),
+        sa.UniqueConstraint("id"),
+        sa.CheckConstraint("status IN ('pending','leased','done','dead')"),
         sqlite_autoincrement=True,
         if_not_exists=True,
     )

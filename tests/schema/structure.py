@@ -1,0 +1,37 @@
+"""What a SQLite table is, apart from the spelling and the names of its constraints."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+Structure = dict[str, Any]
+
+_CHECK = re.compile(r"CHECK\s*\(((?:[^()]|\([^()]*\))*)\)")
+
+
+def of_file(path: Path, tables: Iterable[str]) -> dict[str, Structure]:
+    with closing(sqlite3.connect(path)) as plain:
+        return {table: _table(plain, table) for table in tables}
+
+
+def _table(plain: sqlite3.Connection, table: str) -> Structure:
+    (ddl,) = plain.execute(
+        "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
+    ).fetchone()
+    indexes = plain.execute(f"PRAGMA index_list({table})").fetchall()
+    return {
+        # Name, type, NOT NULL, default and place in the primary key, in order.
+        "columns": [tuple(row[1:]) for row in plain.execute(f"PRAGMA table_info({table})")],
+        "autoincrement": "AUTOINCREMENT" in ddl,
+        "unique": sorted(
+            tuple(row[2] for row in plain.execute(f"PRAGMA index_info({index[1]})"))
+            for index in indexes
+            if index[2]
+        ),
+        "checks": [re.sub(r"\s", "", check) for check in _CHECK.findall(ddl)],
+    }
