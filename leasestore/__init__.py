@@ -18,8 +18,9 @@ from leasestore.errors import (
 )
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
 from leasestore.queue_file import QueueFile, open_queue, run_file
-from leasestore.repository import JobRepository
+from leasestore.repository import EnlistedRepository, JobRepository
 from leasestore.tickets import Delivered, Event, JobState, Outcome, Recovered, Status, Ticket
+from leasestore.transactions import immediate
 from leasestore.validation import Fault, Limits
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Clock",
     "Conflict",
     "Delivered",
+    "EnlistedRepository",
     "Event",
     "Fault",
     "Job",
@@ -48,6 +50,7 @@ __all__ = [
     "StoreBusy",
     "Ticket",
     "UnsupportedEngine",
+    "immediate",
     "open_queue",
     "retry_delay",
     "run_file",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self
 
 from leasestore import validation
 from leasestore.backoff import retry_delay
 from leasestore.clock import Clock
 from leasestore.errors import BadAck, Permanent, Retryable
 from leasestore.repository import JobRepository
-from leasestore.tickets import Delivered, Event, Outcome, Ticket
+from leasestore.tickets import Delivered, Event, Outcome, Status, Ticket
 
 _BASE_MS, _CAP_MS = 100, 1000
 _LAST_DOUBLING = 16
@@ -54,33 +56,68 @@ def run_once(
             latter case the lease ends by itself and the job is sent again.
     """
     validation.jitter(jitter)
-    clock = _forward(validation.clock(clock))
     validation.send(send)
-    ticket = repository.claim(owner, clock, lease_ms)
+    forward = forward_only(clock)
+    ticket = repository.claim(owner, forward, lease_ms)
     if ticket is None:
         return None
-    outcome, delay_ms = _send(send, ticket, jitter)
-    status = repository.finish(ticket, outcome, clock, delay_ms)
-    return {"id": ticket["id"], "token": ticket["token"], "status": status or "stale"}
+    with Attempt(ticket, jitter) as attempt:
+        attempt.acknowledge(send(attempt.event))
+    return attempt.delivered(repository.finish(ticket, attempt.outcome, forward, attempt.delay_ms))
 
 
-def _send(send: Callable[[Event], object], ticket: Ticket, jitter: float) -> tuple[Outcome, int]:
-    """What came of the sending: the outcome, and the delay before another attempt."""
-    try:
-        answer = send({"id": ticket["id"], "qty": ticket["qty"]})
-    except Retryable:
-        # Widened limits allow more attempts than the formula takes; the cap is reached long before.
-        attempt = min(ticket["attempt"], _LAST_DOUBLING)
-        return "retry", retry_delay(attempt, _BASE_MS, _CAP_MS, jitter)
-    except Permanent:
-        return "permanent", 0
-    if answer is not True:
-        raise BadAck(answer)
-    return "ok", 0
+class Attempt:
+    """One sending of a claimed job: the event to send, and what came of it.
+
+    As a context manager it takes the errors that classify a failure; every other one goes on.
+    """
+
+    outcome: Outcome
+    delay_ms = 0
+
+    def __init__(self, ticket: Ticket, jitter: float) -> None:
+        self._ticket, self._jitter = ticket, jitter
+        # A dict of its own: whatever `send` does to it, the ticket in hand is unharmed.
+        self.event: Event = {"id": ticket["id"], "qty": ticket["qty"]}
+
+    def acknowledge(self, answer: object) -> None:
+        """Take the answer of `send`: only the literal True is one."""
+        if answer is not True:
+            raise BadAck(answer)
+        self.outcome = "ok"
+
+    def delivered(self, status: Status | Literal[False]) -> Delivered:
+        """What `run_once` answers, once the finish has answered."""
+        return {
+            "id": self._ticket["id"],
+            "token": self._ticket["token"],
+            "status": status or "stale",
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, Retryable):
+            # Wider limits allow more attempts than the formula takes; its cap comes long before.
+            attempt = min(self._ticket["attempt"], _LAST_DOUBLING)
+            self.outcome = "retry"
+            self.delay_ms = retry_delay(attempt, _BASE_MS, _CAP_MS, self._jitter)
+        elif isinstance(error, Permanent):
+            self.outcome = "permanent"
+        else:
+            return False
+        return True
 
 
-def _forward(clock: Clock) -> Clock:
+def forward_only(clock: Clock) -> Clock:
     """The same clock, refusing a value below its first one."""
+    validation.clock(clock)
     first: list[int] = []
 
     def read() -> int:

@@ -3,15 +3,20 @@ statements and says what came of them. Arguments were checked and the time was r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table, inspect
+from sqlalchemy import Column, Connection, RowMapping, Table, UniqueConstraint, inspect, select
+from sqlalchemy.types import NullType
 
+from leasestore.dialects import Dialect
 from leasestore.errors import Conflict, SchemaError
 from leasestore.statements import Statements, own_parameters, parameters
 from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
 from leasestore.validation import Fault
+
+_AT_ONCE = 500
 
 
 def _pass(fault: Fault | None, point: str) -> None:
@@ -149,19 +154,68 @@ def recover(connection: Connection, statements: Statements, now: int) -> Recover
     return {"recovered": recovered, "deadline": dead["deadline"], "exhausted": dead["exhausted"]}
 
 
+def rows_of(
+    connection: Connection, columns: Mapping[str, Column[Any]], seqs: Sequence[int]
+) -> Iterator[RowMapping]:
+    """The rows of these seqs, by the application's names of the columns."""
+    wanted = select(*(column.label(name) for name, column in columns.items()))
+    for start in range(0, len(seqs), _AT_ONCE):
+        some = wanted.where(columns["seq"].in_(seqs[start : start + _AT_ONCE]))
+        yield from connection.execute(some).mappings().all()
+
+
 def missing(connection: Connection, tables: Iterable[Table]) -> list[str]:
     """What the database lacks: `table`, or `table.column` where only that is absent."""
     inspector = inspect(connection)
+    translated = connection.get_execution_options().get("schema_translate_map") or {}
     absent: list[str] = []
     for table in tables:
-        if not inspector.has_table(table.name, schema=table.schema):
+        schema = translated.get(table.schema, table.schema)
+        if not inspector.has_table(table.name, schema=schema):
             absent.append(table.fullname)
             continue
-        found = {
-            column["name"] for column in inspector.get_columns(table.name, schema=table.schema)
-        }
+        found = {column["name"] for column in inspector.get_columns(table.name, schema=schema)}
         absent += [f"{table.fullname}.{c.name}" for c in table.c if c.name not in found]
     return absent
+
+
+def differences(connection: Connection, dialect: Dialect, table: Table) -> list[str]:
+    """How a table that exists under this name differs from the one that is meant."""
+    inspector = inspect(connection)
+    if not inspector.has_table(table.name, schema=table.schema):
+        return []
+    key = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
+    found = [
+        _described(connection, {**column, "primary_key": column["name"] in key})
+        for column in inspector.get_columns(table.name, schema=table.schema)
+    ]
+    expected = [_described(connection, vars(column)) for column in table.columns]
+    told = [
+        f"{table.name}: expected {wanted or 'no further column'}, found {has or 'no such column'}"
+        for wanted, has in zip_longest(expected, found)
+        if wanted != has
+    ]
+    uniques = [
+        rule["column_names"]
+        for rule in (
+            *inspector.get_unique_constraints(table.name, schema=table.schema),
+            *(index for index in inspector.get_indexes(table.name) if index["unique"]),
+        )
+    ]
+    told += [
+        f"{table.name}: expected UNIQUE ({', '.join(rule.columns.keys())}), found none"
+        for rule in table.constraints
+        if isinstance(rule, UniqueConstraint) and rule.columns.keys() not in uniques
+    ]
+    return told + dialect.differences(connection, table)
+
+
+def _described(connection: Connection, column: Mapping[str, Any]) -> str:
+    untyped = isinstance(column["type"], NullType)
+    kind = "(untyped)" if untyped else column["type"].compile(connection.dialect)
+    # A primary key is never null, whether or not the DDL says so.
+    rule = " PRIMARY KEY" if column["primary_key"] else "" if column["nullable"] else " NOT NULL"
+    return f"{column['name']} {kind}{rule}"
 
 
 def schema_error(missing: Iterable[str]) -> SchemaError:
@@ -169,8 +223,8 @@ def schema_error(missing: Iterable[str]) -> SchemaError:
     return SchemaError(
         f"the database lacks {', '.join(names)}",
         names,
-        "leasestore.schema.upgrade(engine) makes the default tables; those of your own models "
-        "are made by your own migrations",
+        "leasestore.schema.upgrade(engine), or `leasestore upgrade --db URL`, makes the default "
+        "tables; those of your own models are made by your own migrations",
     )
 
 

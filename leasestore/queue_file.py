@@ -48,7 +48,7 @@ class QueueFile(JobRepository):
 
     def _prepare(self, *, create: bool) -> None:
         """See that the tables are there, without the write lock if they are."""
-        missing = self._read(lambda connection: operations.missing(connection, self._tables))
+        missing = self._read(lambda connection: operations.missing(connection, self._queue.tables))
         if not missing:
             return
         if not create:

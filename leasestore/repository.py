@@ -1,44 +1,37 @@
-"""`JobRepository`: the verbs of the contract over an engine or a borrowed connection. It checks
-what it is given, opens the transaction, and leaves the work to `operations`."""
+"""Whose transaction is it: `JobRepository` opens one of its own for each verb; `within` joins the
+application's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, NoReturn, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, scoped_session
 
-from leasestore import dialects, operations, validation
+from leasestore import operations, validation
 from leasestore.clock import Clock
-from leasestore.errors import SchemaError
-from leasestore.models import Job, JobMixin, Redrive, RedriveMixin, own_columns, table_of
-from leasestore.statements import Statements
-from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
-from leasestore.transactions import connected, read_transaction, write_transaction
+from leasestore.errors import SchemaError, StaleTicket
+from leasestore.host import Host, host_of
+from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
+from leasestore.tickets import Outcome, Status, Ticket
+from leasestore.transactions import connected, join, read_transaction, write_transaction
 from leasestore.validation import Fault, Limits
+from leasestore.verbs import Queue, Verbs
 
 _T = TypeVar("_T")
 
 
-class JobRepository:
+class JobRepository(Verbs):
     """Jobs with leases, in the application's own database.
 
     Each write is one short immediate transaction (CONTRACT.md, "Transactions"): with an engine
     on a pooled connection of its own; with a connection on that one, which must have no
     transaction open, is never closed, and is outside a transaction again when the call ends.
-    Whatever a call raises, nothing was changed, unless it says otherwise.
-
-    Common to the verbs: times are integer milliseconds on one time base of the caller's.
-    `now_ms` is such a time, from 0 to 10**15 - 60000, or a clock, a callable without arguments,
-    read once when the write lock is held. `owner`, `job_id` and `note` are 1 to 64 characters
-    out of `A-Z a-z 0-9 _ -`. `fault` is for tests: a callable given the name of each point
-    passed; what it raises before COMMIT undoes the call. Types are strict: a bool is no int.
-
-    Every verb raises `ValueError` for a bad argument, before anything is sent; `StoreBusy`
-    where the lock was not free in time; `SchemaError` where the tables are missing;
-    `UnsupportedEngine` where this engine cannot hold an immediate transaction.
+    Whatever a call raises, nothing was changed, unless it says otherwise. `within` offers the
+    same verbs inside a transaction of the application's.
 
     Args:
         bind: the application's `Engine` or `Connection`; its settings and events stay as they are.
@@ -56,84 +49,67 @@ class JobRepository:
         limits: Limits = Limits(),
     ) -> None:
         self._bind = validation.bind(bind)
-        self._dialect = dialects.named(bind.dialect.name)
-        self._limits = limits
-        self._tables = (table_of(job, JobMixin), table_of(redrive, RedriveMixin))
-        self._own = own_columns(job)
-        self._statements = Statements(*self._tables, self._own, self._dialect.insert)
+        self._queue = Queue.of(self._bind.dialect.name, job, redrive, limits)
 
-    def enqueue(
-        self,
-        event: Event,
-        now_ms: int | Clock,
-        ttl_ms: int,
-        max_attempts: int = 3,
-        *,
-        delay_ms: int = 0,
-        values: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Store a new job, pending, to be done before now_ms + ttl_ms (CONTRACT.md, "enqueue").
+    def within(
+        self, session_or_connection: Session | scoped_session[Any] | Connection
+    ) -> EnlistedRepository:
+        """The same verbs, inside the transaction of this session or connection.
+
+        The application's commit makes the change true, its rollback undoes it. Nothing is
+        begun, committed, rolled back, expired or closed here. See `EnlistedRepository`.
 
         Args:
-            event: a dict of exactly `id` and `qty` (1 to 1000): the job's content.
-            ttl_ms: 1 to 60000, the time that all attempts together have.
-            max_attempts: 1 to 16, the claims that the job may have.
-            delay_ms: 0 to 60000 and less than `ttl_ms`, before the first claim.
-            values: for the model's own columns, by attribute; stored with a new job only.
-
-        Returns:
-            True for a new job. False if a job of this id and qty exists, in whatever state: its
-            row stays as it is, budget and values included.
-
-        Raises:
-            Conflict: a job of this id exists with another qty.
+            session_or_connection: a `Session`, a `scoped_session` (the calling thread's session
+                is taken at each call), or a `Connection` that is in a transaction.
         """
-        checked = validation.event(event, self._limits)
-        now = validation.moment(now_ms, self._limits)
-        ttl = validation.ttl_ms(ttl_ms, self._limits)
-        attempts = validation.max_attempts(max_attempts, self._limits)
-        delay = validation.first_delay_ms(delay_ms, ttl, self._limits)
-        own = validation.values(values, self._own)
-        return self._write(
-            lambda connection: operations.enqueue(
-                connection, self._statements, checked, now(), ttl, delay, attempts, own
-            )
-        )
+        return EnlistedRepository(self._queue, host_of(session_or_connection, self._queue.job))
 
-    def claim(
-        self,
-        owner: str,
-        now_ms: int | Clock,
-        lease_ms: int = 1000,
-        fault: Fault | None = None,
-        *,
-        job_id: str | None = None,
-    ) -> Ticket | None:
-        """Take the first job whose time has come, for `lease_ms` (CONTRACT.md, "claim").
+    def _on(self, connection: Connection) -> JobRepository:
+        """The same queue through a borrowed connection."""
+        other = JobRepository.__new__(JobRepository)
+        other._bind, other._queue = connection, self._queue
+        return other
 
-        Jobs with no time or no attempts left become dead first, and stay so whatever is found.
+    def _write(self, work: Callable[[Connection], _T], fault: Fault | None = None) -> _T:
+        dialect = self._queue.dialect
+        with (
+            connected(self._bind, dialect) as connection,
+            _schema_named(self._queue, connection),
+            write_transaction(connection, dialect),
+        ):
+            answer = work(connection)
+        if fault is not None and answer is not None and answer is not False:
+            fault("after-commit")
+        return answer
 
-        Args:
-            lease_ms: 1 to 60000; the lease never outlasts the job's deadline.
-            fault: points `after-claim` and `after-commit`.
-            job_id: this job or none.
+    def _read(self, work: Callable[[Connection], _T]) -> _T:
+        dialect = self._queue.dialect
+        with (
+            connected(self._bind, dialect) as connection,
+            _schema_named(self._queue, connection),
+            read_transaction(connection, dialect),
+        ):
+            return work(connection)
 
-        Returns:
-            A ticket, to be shown whole at every later write, or None if there is nothing to
-            take. The caller may work until the ticket's `lease_until`, exclusive.
-        """
-        validation.identifier("owner", owner)
-        now = validation.moment(now_ms, self._limits)
-        lease = validation.lease_ms(lease_ms, self._limits)
-        validation.fault(fault)
-        if job_id is not None:
-            validation.identifier("job_id", job_id)
-        return self._write(
-            lambda connection: operations.claim(
-                connection, self._statements, owner, now(), lease, job_id, fault
-            ),
-            fault,
-        )
+
+class EnlistedRepository(Verbs):
+    """The verbs inside a transaction of the application's, from `JobRepository.within`.
+
+    Two differences from `JobRepository`, both on purpose: a stale ticket raises `StaleTicket`
+    instead of answering False or None, because an ignored answer would commit the stale
+    worker's own data; and there is no point `after-commit`, the commit being the application's.
+
+    The session is flushed first, and what that raises is the application's own error; loaded
+    objects of the job model have the new values when a verb returns.
+
+    On SQLite a verb that writes takes the write lock for the rest of the transaction.
+    `StoreBusy` says that the lock could not be had: roll back and run the unit of work again.
+    `leasestore.immediate` begins a unit of work with the lock, so that this cannot happen.
+    """
+
+    def __init__(self, queue: Queue, host: Host) -> None:
+        self._queue, self._host = queue, host
 
     def finish(
         self,
@@ -144,33 +120,14 @@ class JobRepository:
         fault: Fault | None = None,
         *,
         values: Mapping[str, Any] | None = None,
-    ) -> Status | Literal[False]:
-        """End this run of the job by one conditional UPDATE (CONTRACT.md, "finish").
+    ) -> Status:
+        """As `JobRepository.finish`; point `after-finish` only.
 
-        Args:
-            outcome: `ok`: the job is done. `retry`: again in `delay_ms`, while attempts and
-                time are left, else dead. `permanent`: dead.
-            delay_ms: 0 to 60000, for `retry`.
-            fault: points `after-finish` and `after-commit`.
-            values: for the model's own columns, by attribute; written in the same UPDATE, so
-                that those of a stale run never land.
-
-        Returns:
-            The new status, or False, with nothing changed, if the ticket is stale.
+        Raises:
+            StaleTicket: nothing of the job was changed; let it fail the whole transaction.
         """
-        checked = validation.ticket(ticket, self._limits)
-        validation.outcome(outcome)
-        now = validation.moment(now_ms, self._limits)
-        delay = validation.delay_ms(delay_ms, self._limits)
-        validation.fault(fault)
-        own = validation.values(values, self._own)
-        status = self._write(
-            lambda connection: operations.finish(
-                connection, self._statements, checked, outcome, now(), delay, own, fault
-            ),
-            fault,
-        )
-        return status or False
+        status = super().finish(ticket, outcome, now_ms, delay_ms, fault, values=values)
+        return status or self._refuse(ticket)
 
     def renew(
         self,
@@ -178,148 +135,74 @@ class JobRepository:
         now_ms: int | Clock,
         lease_ms: int = 1000,
         fault: Fault | None = None,
-    ) -> Ticket | None:
-        """Let a lease that has not ended last until now_ms + lease_ms (CONTRACT.md, "renew").
-
-        Args:
-            lease_ms: 1 to 60000; the lease never outlasts the job's deadline.
-            fault: points `after-renew` and `after-commit`.
-
-        Returns:
-            The ticket to show from now on; where `lease_until` changed, the old one is stale.
-            None, with nothing changed, if the ticket is stale: an ended lease never comes back.
-        """
-        checked = validation.ticket(ticket, self._limits)
-        now = validation.moment(now_ms, self._limits)
-        lease = validation.lease_ms(lease_ms, self._limits)
-        validation.fault(fault)
-        return self._write(
-            lambda connection: operations.renew(
-                connection, self._statements, checked, now(), lease, fault
-            ),
-            fault,
-        )
-
-    def release(self, ticket: Ticket, fault: Fault | None = None) -> bool:
-        """Give a leased job back unworked, its attempt with it (CONTRACT.md, "release").
-
-        For a job whose work has not begun; the token stays, so the next claim has a higher one.
-
-        Args:
-            fault: points `after-release` and `after-commit`.
-
-        Returns:
-            True, or False with nothing changed if the ticket does not match its row.
-        """
-        checked = validation.ticket(ticket, self._limits)
-        validation.fault(fault)
-        return self._write(
-            lambda connection: operations.release(connection, self._statements, checked, fault),
-            fault,
-        )
-
-    def redrive(
-        self,
-        job_id: str,
-        now_ms: int | Clock,
-        ttl_ms: int,
-        note: str,
-        fault: Fault | None = None,
-    ) -> bool:
-        """Give a dead job a new budget, on record (CONTRACT.md, "redrive").
-
-        The audit row and the new budget are one transaction. The token stays.
-
-        Args:
-            ttl_ms: 1 to 60000, the time that the new attempts together have.
-            note: who or why, as an identifier.
-            fault: points `after-audit`, `after-redrive` and `after-commit`.
-
-        Returns:
-            True.
+    ) -> Ticket:
+        """As `JobRepository.renew`; point `after-renew` only.
 
         Raises:
-            ValueError: there is no such job, or it is not dead (the error says what it is).
+            StaleTicket: nothing of the job was changed; let it fail the whole transaction.
         """
-        validation.identifier("job_id", job_id)
-        now = validation.moment(now_ms, self._limits)
-        ttl = validation.ttl_ms(ttl_ms, self._limits)
-        validation.identifier("note", note)
-        validation.fault(fault)
-        return self._write(
-            lambda connection: operations.redrive(
-                connection, self._statements, job_id, now(), ttl, note, fault
-            ),
-            fault,
-        )
+        return super().renew(ticket, now_ms, lease_ms, fault) or self._refuse(ticket)
 
-    def get(self, job_id: str) -> JobState | None:
-        """The job's row as a dict of its twelve columns, or None (CONTRACT.md, "get").
+    def release(self, ticket: Ticket, fault: Fault | None = None) -> Literal[True]:
+        """As `JobRepository.release`; point `after-release` only.
 
-        Read from the database at each call; takes no write lock.
+        Raises:
+            StaleTicket: nothing of the job was changed; let it fail the whole transaction.
         """
-        validation.identifier("job_id", job_id)
-        return self._read(lambda connection: operations.get(connection, self._statements, job_id))
+        return super().release(ticket, fault) or self._refuse(ticket)
 
-    def stuck(self, now_ms: int | Clock, limit: int = 100) -> list[JobState]:
-        """The rows of leased jobs whose lease has ended, the longest ended first (CONTRACT.md,
-        "stuck"). It reads only, and takes no write lock.
-
-        Args:
-            limit: 1 to 100000, the most rows returned.
-        """
-        now = validation.moment(now_ms, self._limits)
-        most = validation.limit(limit)
-        return self._read(
-            lambda connection: operations.stuck(connection, self._statements, now(), most)
-        )
-
-    def recover(self, now_ms: int | Clock) -> Recovered:
-        """Free every job whose lease has ended (CONTRACT.md, "recover").
-
-        Those with no time or no attempts left become dead, as at a claim; the others pending,
-        with reason `expired`. A job with a live lease is never touched.
-
-        Returns:
-            How many were given back (`recovered`), and how many died, by reason.
-        """
-        now = validation.moment(now_ms, self._limits)
-        return self._write(
-            lambda connection: operations.recover(connection, self._statements, now())
-        )
+    def _refuse(self, ticket: Ticket) -> NoReturn:
+        raise StaleTicket(ticket, self.get(ticket["id"]))
 
     def _write(self, work: Callable[[Connection], _T], fault: Fault | None = None) -> _T:
-        with (
-            connected(self._bind, self._dialect) as connection,
-            self._schema_named(connection),
-            write_transaction(connection, self._dialect),
-        ):
+        connection = self._connection()
+        with _schema_named(self._queue, connection):
+            join(connection, self._queue.dialect, self._queue.tables[0])
             answer = work(connection)
-        if fault is not None and answer is not None and answer is not False:
-            fault("after-commit")
+        self._host.show()
         return answer
 
     def _read(self, work: Callable[[Connection], _T]) -> _T:
-        with (
-            connected(self._bind, self._dialect) as connection,
-            self._schema_named(connection),
-            read_transaction(connection, self._dialect),
-        ):
+        connection = self._connection()
+        with _schema_named(self._queue, connection):
             return work(connection)
 
-    @contextmanager
-    def _schema_named(self, connection: Connection) -> Iterator[None]:
-        """Turn an error that comes from absent tables into one that names them."""
-        try:
-            yield
-        except DBAPIError as error:
-            if self._dialect.is_not_a_database(error):
-                problem = f"{connection.engine.url.render_as_string()} is not a database"
-                raise SchemaError(problem, (), "give the path of a queue file") from error
-            if not self._dialect.may_lack_tables(error):
-                raise
-            with read_transaction(connection, self._dialect):
-                missing = operations.missing(connection, self._tables)
-            if not missing:
-                raise
-            raise operations.schema_error(missing) from error
+    def _connection(self) -> Connection:
+        connection = self._host.connection()
+        if connection.dialect.name != self._queue.database:
+            raise ValueError(
+                f"within: expected a connection to {self._queue.database}, as the repository has, "
+                f"got one to {connection.dialect.name}; give each database its own repository"
+            )
+        return connection
+
+
+@contextmanager
+def _schema_named(queue: Queue, connection: Connection) -> Iterator[None]:
+    """Turn an error that comes from absent tables into one that names them.
+
+    The database is asked once more, since the same kind of error may come from a caller's fault
+    point, and then belongs to the caller.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        if not queue.dialect.may_lack_tables(error):
+            raise
+        problem = _schema_problem(queue, connection)
+        if problem is None:
+            raise
+        raise problem from error
+
+
+def _schema_problem(queue: Queue, connection: Connection) -> SchemaError | None:
+    inside = connection.in_transaction()
+    try:
+        with nullcontext() if inside else read_transaction(connection, queue.dialect):
+            missing = operations.missing(connection, queue.tables)
+    except DBAPIError as error:
+        if not queue.dialect.is_not_a_database(error):
+            raise
+        found = f"{connection.engine.url.render_as_string()} is not a database"
+        return SchemaError(found, (), "give the path of a queue file")
+    return operations.schema_error(missing) if missing else None

@@ -3,14 +3,27 @@ begins, commits or rolls back (CONTRACT.md, "Transactions")."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, Engine, RootTransaction
+from sqlalchemy import Connection, Engine, RootTransaction, Table
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, scoped_session
 
+from leasestore import dialects
 from leasestore.dialects import Dialect
 from leasestore.errors import StoreBusy, UnsupportedEngine
+
+_CALL_AGAIN = (
+    "the database was locked by somebody else for longer than this engine waits; nothing was "
+    "changed. Call again, or give the engine a longer timeout"
+)
+_RUN_AGAIN = (
+    "your transaction could not take the write lock: somebody else had it, or changed what the "
+    "transaction had read before. Roll back and run the unit of work again; begin it with "
+    "leasestore.immediate(session) and this cannot happen half-way"
+)
 
 
 @contextmanager
@@ -70,26 +83,79 @@ def read_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]
         _abandon(connection, transaction, dialect)
 
 
+def join(connection: Connection, dialect: Dialect, table: Table | None) -> None:
+    """Take the write lock in a transaction of the caller's, which the caller ends.
+
+    Raises:
+        StoreBusy: the lock could not be had. The caller's unit of work has to be run again.
+        UnsupportedEngine: the caller's rollback would not undo a change made now.
+    """
+    with _busy_named(dialect, _RUN_AGAIN):
+        dialect.join(connection, table)
+
+
+@contextmanager
+def immediate(
+    session_or_connection: Session | scoped_session[Any] | Connection,
+    *,
+    bind_arguments: Mapping[str, Any] | None = None,
+) -> Iterator[None]:
+    """Begin a unit of work of the application's with the write lock, commit it at the end.
+
+        with leasestore.immediate(session):
+            order = session.get(Order, 17)
+            jobs.within(session).enqueue(...)
+
+    Like `session.begin()`, it commits when the block ends and rolls back when it raises. On
+    SQLite, nobody else can write from its first line on, so that what the block reads is still
+    true when it writes, and no write in it fails because the database is busy.
+
+    Args:
+        session_or_connection: without an open transaction.
+        bind_arguments: for a session with several engines, as `Session.connection` takes them.
+
+    Raises:
+        StoreBusy: the lock was not free in time; the block has not run.
+        UnsupportedEngine: this engine cannot hold an immediate transaction.
+        sqlalchemy.exc.InvalidRequestError: a transaction is open already.
+    """
+    with session_or_connection.begin():
+        take_write_lock(session_or_connection, bind_arguments)
+        yield
+
+
+def take_write_lock(
+    begun: Session | scoped_session[Any] | Connection, bind_arguments: Mapping[str, Any] | None
+) -> None:
+    """Make a transaction that was begun just now, and has done nothing yet, an immediate one."""
+    connection = (
+        begun
+        if isinstance(begun, Connection)
+        else begun.connection(bind_arguments=dict(bind_arguments or {}))
+    )
+    dialect = dialects.named(connection.dialect.name)
+    with _busy_named(dialect):
+        dialect.begin_for_caller(connection)
+
+
 def _begin(connection: Connection) -> RootTransaction:
     if connection.in_transaction():
         raise ValueError(
             "connection: expected one without an open transaction, got one that is in a "
-            "transaction (SQLAlchemy begins one at the first statement); commit or roll back first"
+            "transaction (SQLAlchemy begins one at the first statement); commit or roll back "
+            "first, or work inside it with repository.within(connection)"
         )
     return connection.begin()
 
 
 @contextmanager
-def _busy_named(dialect: Dialect) -> Iterator[None]:
+def _busy_named(dialect: Dialect, message: str = _CALL_AGAIN) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
         if not dialect.is_busy(error):
             raise
-        raise StoreBusy(
-            "the database was locked by somebody else for longer than this engine waits; nothing "
-            "was changed. Call again, or give the engine a longer timeout"
-        ) from error
+        raise StoreBusy(message) from error
 
 
 def _abandon(connection: Connection, transaction: RootTransaction, dialect: Dialect) -> None:
@@ -103,5 +169,8 @@ def _abandon(connection: Connection, transaction: RootTransaction, dialect: Dial
     except Exception:  # noqa: BLE001
         # The error that led here is the one to report; this connection only has to go.
         sound = False
+    except BaseException:
+        connection.invalidate()
+        raise
     if not sound:
         connection.invalidate()

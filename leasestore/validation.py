@@ -59,9 +59,11 @@ class Limits:
 
 
 def _refuse(name: str, expected: str, got: object, remedy: str = "") -> NoReturn:
-    raise ValueError(
-        f"{name}: expected {expected}, got {type(got).__name__} {reprlib.repr(got)}{remedy}"
-    )
+    try:
+        shown = reprlib.repr(got)
+    except Exception:  # noqa: BLE001 - whatever a caller's value does when it is shown
+        shown = "(which cannot be shown)"
+    raise ValueError(f"{name}: expected {expected}, got {type(got).__name__} {shown}{remedy}")
 
 
 def integer(name: str, value: object, low: int, high: int, remedy: str = "") -> int:
@@ -214,6 +216,12 @@ def queue_path(value: object) -> Path:
 def bind(value: object) -> Engine | Connection:
     if not isinstance(value, (Engine, Connection)):
         _refuse("bind", "a SQLAlchemy Engine or Connection", value)
+    return value
+
+
+def limits(value: object) -> Limits:
+    if not isinstance(value, Limits):
+        _refuse("limits", "Limits(...)", value)
     return value
 
 

@@ -26,6 +26,24 @@ class Dialect(Protocol):
         lock was not free within the engine's timeout (`is_busy` tells).
         """
 
+    def begin_for_caller(self, connection: Connection, /) -> None:
+        """The same for a transaction that the application ends.
+
+        Raises `UnsupportedEngine` also where SQLAlchemy's rollback would not undo it.
+        """
+
+    def join(self, connection: Connection, table: Table | None, /) -> None:
+        """Make the caller's transaction hold the write lock, where the database has one.
+
+        Without a table, the lock may come with the next statement that writes.
+
+        Raises `UnsupportedEngine` where the caller's rollback would not undo what follows, and
+        the driver's error where the lock cannot be had (`is_busy` tells).
+        """
+
+    def differences(self, connection: Connection, table: Table, /) -> list[str]:
+        """What this table, which exists, lacks of what SQLAlchemy does not reflect."""
+
     def in_transaction(self, connection: Connection, /) -> bool:
         """Whether the driver still holds a transaction open that it did not open by itself."""
 
@@ -36,7 +54,7 @@ class Dialect(Protocol):
         """Whether this error says that the file holds something else."""
 
     def may_lack_tables(self, error: BaseException, /) -> bool:
-        """Whether this error can come from an absent table or column."""
+        """Whether this error can come from tables that are not there, or not even a database."""
 
 
 _DIALECTS: dict[str, Dialect] = {"sqlite": sqlite}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import CheckConstraint, Connection, Table, false, text, update
 from sqlalchemy.dialects.sqlite import insert as insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
@@ -16,6 +18,7 @@ from leasestore.backoff import lock_steps
 from leasestore.errors import UnsupportedEngine
 
 _OLDEST = (3, 35, 0)  # RETURNING
+_BEGUN = "leasestore_begun"
 
 
 def check_version() -> None:
@@ -28,29 +31,91 @@ def check_version() -> None:
 
 def take_write_lock(connection: Connection) -> None:
     """BEGIN IMMEDIATE, whatever the driver or the application began before."""
-    if _autocommit(connection) is True:
-        raise UnsupportedEngine(
-            "this engine has connect_args={'autocommit': True}, where the driver's commit() and "
-            "rollback() do nothing: leave autocommit out, or use isolation_level='AUTOCOMMIT'"
-        )
-    cursor = connection.connection.cursor()
-    try:
+    _refuse_autocommit(connection)
+    with _cursor(connection) as cursor:
         if _driver(connection).in_transaction:
             # Begun by the application's own hook, or by a driver that always has one open:
             # nothing was read in it yet, and it may be a deferred one.
             cursor.execute("ROLLBACK")
         _begin_immediate(cursor)
+    if not _driver(connection).in_transaction:
+        raise UnsupportedEngine(
+            "BEGIN IMMEDIATE left the driver outside a transaction: something between SQLAlchemy "
+            "and SQLite ends transactions by itself"
+        )
+    connection.info[_BEGUN] = connection.get_transaction()
+
+
+def begin_for_caller(connection: Connection) -> None:
+    """The same for a transaction that the application ends, by SQLAlchemy's rollback if need be."""
+    skips_rollback = getattr(connection.dialect, "skip_autocommit_rollback", False)
+    if skips_rollback and _driver(connection).isolation_level is None:
+        raise UnsupportedEngine(
+            "this engine has skip_autocommit_rollback=True, so that a rollback would undo nothing: "
+            "leave it out, or use the repository outside of your transaction"
+        )
+    take_write_lock(connection)
+
+
+def join(connection: Connection, table: Table | None) -> None:
+    """Take the write lock in the caller's transaction, which has to be a real one.
+
+    The driver's default mode begins only at the first change: begun here instead, it is the
+    same transaction, with the lock, and a savepoint cannot become the whole of it.
+    """
+    _refuse_autocommit(connection)
+    driver = _driver(connection)
+    if driver.in_transaction:
+        if connection.in_nested_transaction() and not _outlasts_a_savepoint(connection):
+            raise UnsupportedEngine(
+                "this transaction may have begun with its SAVEPOINT, whose release would commit "
+                "what your rollback should undo: begin the unit of work with "
+                "leasestore.immediate(session), or use SQLAlchemy's begin recipe for SQLite"
+            )
+        if table is not None:
+            connection.execute(update(table).values(qty=table.c.qty).where(false()))
+    elif driver.isolation_level is None:
+        raise UnsupportedEngine(
+            "this engine is in autocommit mode and has no transaction to join: begin the unit of "
+            "work with leasestore.immediate(session), or use the repository outside of it"
+        )
+    else:
+        with _cursor(connection) as cursor:
+            _begin_immediate(cursor)
+        connection.info[_BEGUN] = connection.get_transaction()
+
+
+def _outlasts_a_savepoint(connection: Connection) -> bool:
+    """Whether the transaction is known to have begun before any savepoint in it."""
+    driver = _driver(connection)
+    has_begin_recipe = driver.isolation_level is None and bool(connection.dispatch.begin)
+    return (
+        connection.info.get(_BEGUN) is connection.get_transaction()
+        or has_begin_recipe
+        or _autocommit(connection) is False
+    )
+
+
+def _refuse_autocommit(connection: Connection) -> None:
+    if _autocommit(connection) is True:
+        raise UnsupportedEngine(
+            "this engine has connect_args={'autocommit': True}, where the driver's commit() and "
+            "rollback() do nothing: leave autocommit out, or use isolation_level='AUTOCOMMIT'"
+        )
+
+
+@contextmanager
+def _cursor(connection: Connection) -> Iterator[DBAPICursor]:
+    """The driver's own cursor, with errors as SQLAlchemy raises them."""
+    cursor = connection.connection.cursor()
+    try:
+        yield cursor
     except sqlite3.Error as error:
         raise DBAPIError.instance(
             "BEGIN IMMEDIATE", None, error, sqlite3.Error, dialect=connection.dialect
         ) from error
     finally:
         cursor.close()
-    if not _driver(connection).in_transaction:
-        raise UnsupportedEngine(
-            "BEGIN IMMEDIATE left the driver outside a transaction: something between SQLAlchemy "
-            "and SQLite ends transactions by itself"
-        )
 
 
 def _begin_immediate(cursor: DBAPICursor) -> None:
@@ -58,7 +123,8 @@ def _begin_immediate(cursor: DBAPICursor) -> None:
 
     SQLite's own wait pauses longer and longer and starves whoever came first.
     """
-    timeout_ms: int = cursor.execute("PRAGMA busy_timeout").fetchone()[0]
+    cursor.execute("PRAGMA busy_timeout")
+    ((timeout_ms,),) = cursor.fetchall()
     busy: sqlite3.OperationalError | None = None
     try:
         for step_ms in chain((0,), lock_steps(timeout_ms, random.randint)):
@@ -77,6 +143,22 @@ def _begin_immediate(cursor: DBAPICursor) -> None:
     raise busy
 
 
+def differences(connection: Connection, table: Table) -> list[str]:
+    master = text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name")
+    made_by = connection.execute(master, {"name": table.name}).scalar_one()
+    wanted = ["AUTOINCREMENT"]
+    wanted += [str(rule.sqltext) for rule in table.constraints if isinstance(rule, CheckConstraint)]
+    return [
+        f"{table.name}: expected {part}, which it lacks"
+        for part in wanted
+        if _squeezed(part) not in _squeezed(made_by)
+    ]
+
+
+def _squeezed(ddl: str) -> str:
+    return "".join(ddl.split()).upper()
+
+
 def in_transaction(connection: Connection) -> bool:
     # With autocommit=False the driver opens the next one itself, without a lock.
     return _driver(connection).in_transaction and _autocommit(connection) is not False
@@ -91,7 +173,7 @@ def is_not_a_database(error: BaseException) -> bool:
 
 
 def may_lack_tables(error: BaseException) -> bool:
-    return _code(error) == sqlite3.SQLITE_ERROR
+    return _code(error) in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB)
 
 
 def _code(error: BaseException) -> int:
@@ -101,8 +183,11 @@ def _code(error: BaseException) -> int:
     return getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
 
 
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection
+def _driver(connection: Connection) -> sqlite3.Connection:
+    driver: Any = connection.connection.driver_connection
+    # aiosqlite wraps the connection that it works on in its own thread; only attributes are read.
+    wrapped: sqlite3.Connection = getattr(driver, "_conn", driver)
+    return wrapped
 
 
 def _autocommit(connection: Connection) -> bool | int | None:

@@ -1,0 +1,80 @@
+"""The application's side of a shared transaction: its session or connection, used as it is.
+Nothing here begins, commits, rolls back, expires or closes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, inspect
+from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm.attributes import set_committed_value
+
+from leasestore import operations
+from leasestore.models import JobMixin
+
+
+class Host(Protocol):
+    """Where an enlisted verb works, and who else looks at the rows there."""
+
+    def connection(self) -> Connection:
+        """The connection of the application's transaction, with its own work flushed to it."""
+
+    def show(self) -> None:
+        """Let the application's loaded objects have the values that their rows have now."""
+
+
+class ConnectionHost:
+    """A `Connection` that is in a transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def connection(self) -> Connection:
+        if not self._connection.in_transaction():
+            raise ValueError(
+                "within: expected a connection that is in a transaction, got one that is not; "
+                "begin one, or use JobRepository(connection) for transactions of the verbs' own"
+            )
+        return self._connection
+
+    def show(self) -> None:
+        """Nothing: a connection has no objects."""
+
+
+class SessionHost:
+    """A `Session`, or the calling thread's session of a `scoped_session`."""
+
+    def __init__(self, session: Session | scoped_session[Any], job: type[JobMixin]) -> None:
+        self._session, self._job = session, job
+
+    def connection(self) -> Connection:
+        # Before anything of ours, so that an error of the application's own rows is its own.
+        self._session.flush()
+        return self._session.connection(bind_arguments={"mapper": inspect(self._job)})
+
+    def show(self) -> None:
+        # By what is loaded already: a refresh would load more, and an expired object would load
+        # when the application touches it, which an asynchronous one cannot.
+        loaded = {
+            state.identity[0]: state
+            for state in map(inspect, self._session.identity_map.values())
+            if isinstance(state.obj(), self._job) and state.identity
+        }
+        if not loaded:
+            return
+        columns = {a.key: a.columns[0] for a in inspect(self._job).column_attrs}
+        for row in operations.rows_of(self.connection(), columns, list(loaded)):
+            state = loaded[row["seq"]]
+            for key in state.dict.keys() & row.keys():
+                set_committed_value(state.obj(), key, row[key])
+
+
+def host_of(value: object, job: type[JobMixin]) -> Host:
+    if isinstance(value, Connection):
+        return ConnectionHost(value)
+    if isinstance(value, Session | scoped_session):
+        return SessionHost(value, job)
+    raise ValueError(
+        "within: expected a Session, scoped_session or Connection, got "
+        f"{type(value).__name__}; for those of sqlalchemy.ext.asyncio use AsyncJobRepository"
+    )

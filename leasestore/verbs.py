@@ -1,0 +1,299 @@
+"""The verbs of the contract, as every repository has them: each checks what it is given and says
+what has to be done; whose transaction it is done in, the repository decides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar
+
+from sqlalchemy import Column, Connection, Table
+
+from leasestore import dialects, operations, validation
+from leasestore.clock import Clock
+from leasestore.dialects import Dialect
+from leasestore.models import JobMixin, RedriveMixin, own_columns, table_of
+from leasestore.statements import Statements
+from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
+from leasestore.validation import Fault, Limits
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A pair of tables on one kind of database, and the bounds of what may be asked of it."""
+
+    database: str
+    dialect: Dialect
+    job: type[JobMixin]
+    tables: tuple[Table, Table]
+    own: Mapping[str, Column[Any]]
+    statements: Statements
+    limits: Limits
+
+    @classmethod
+    def of(
+        cls, database: str, job: type[JobMixin], redrive: type[RedriveMixin], limits: Limits
+    ) -> Self:
+        dialect = dialects.named(database)
+        tables = table_of(job, JobMixin), table_of(redrive, RedriveMixin)
+        own = own_columns(job)
+        statements = Statements(*tables, own, dialect.insert)
+        return cls(database, dialect, job, tables, own, statements, validation.limits(limits))
+
+
+class Verbs(ABC):
+    """What can be asked of a queue.
+
+    Common to the verbs: times are integer milliseconds on one time base of the caller's.
+    `now_ms` is such a time, from 0 to 10**15 - 60000, or a clock, a callable without arguments,
+    read once when the write lock is held. `owner`, `job_id` and `note` are 1 to 64 characters
+    out of `A-Z a-z 0-9 _ -`. `fault` is for tests: a callable given the name of each point
+    passed; what it raises before COMMIT undoes the call. Types are strict: a bool is no int.
+
+    Every verb raises `ValueError` for a bad argument, before anything is sent; `StoreBusy`
+    where the lock was not free in time; `SchemaError` where the tables are missing;
+    `UnsupportedEngine` where this engine cannot hold the transaction that is needed.
+    """
+
+    _queue: Queue
+
+    @abstractmethod
+    def _write(self, work: Callable[[Connection], _T], fault: Fault | None = None) -> _T:
+        """Do this work in a transaction that holds the write lock."""
+
+    @abstractmethod
+    def _read(self, work: Callable[[Connection], _T]) -> _T:
+        """Do this work where it sees what is committed; it takes no write lock."""
+
+    def enqueue(
+        self,
+        event: Event,
+        now_ms: int | Clock,
+        ttl_ms: int,
+        max_attempts: int = 3,
+        *,
+        delay_ms: int = 0,
+        values: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Store a new job, pending, to be done before now_ms + ttl_ms (CONTRACT.md, "enqueue").
+
+        Args:
+            event: a dict of exactly `id` and `qty` (1 to 1000): the job's content.
+            ttl_ms: 1 to 60000, the time that all attempts together have.
+            max_attempts: 1 to 16, the claims that the job may have.
+            delay_ms: 0 to 60000 and less than `ttl_ms`, before the first claim.
+            values: for the model's own columns, by attribute; stored with a new job only.
+
+        Returns:
+            True for a new job. False if a job of this id and qty exists, in whatever state: its
+            row stays as it is, budget and values included.
+
+        Raises:
+            Conflict: a job of this id exists with another qty.
+        """
+        checked = validation.event(event, self._queue.limits)
+        now = validation.moment(now_ms, self._queue.limits)
+        ttl = validation.ttl_ms(ttl_ms, self._queue.limits)
+        attempts = validation.max_attempts(max_attempts, self._queue.limits)
+        delay = validation.first_delay_ms(delay_ms, ttl, self._queue.limits)
+        own = validation.values(values, self._queue.own)
+        return self._write(
+            lambda connection: operations.enqueue(
+                connection, self._queue.statements, checked, now(), ttl, delay, attempts, own
+            )
+        )
+
+    def claim(
+        self,
+        owner: str,
+        now_ms: int | Clock,
+        lease_ms: int = 1000,
+        fault: Fault | None = None,
+        *,
+        job_id: str | None = None,
+    ) -> Ticket | None:
+        """Take the first job whose time has come, for `lease_ms` (CONTRACT.md, "claim").
+
+        Jobs with no time or no attempts left become dead first, and stay so whatever is found.
+
+        Args:
+            lease_ms: 1 to 60000; the lease never outlasts the job's deadline.
+            fault: points `after-claim` and `after-commit`.
+            job_id: this job or none.
+
+        Returns:
+            A ticket, to be shown whole at every later write, or None if there is nothing to
+            take. The caller may work until the ticket's `lease_until`, exclusive.
+        """
+        validation.identifier("owner", owner)
+        now = validation.moment(now_ms, self._queue.limits)
+        lease = validation.lease_ms(lease_ms, self._queue.limits)
+        validation.fault(fault)
+        if job_id is not None:
+            validation.identifier("job_id", job_id)
+        return self._write(
+            lambda connection: operations.claim(
+                connection, self._queue.statements, owner, now(), lease, job_id, fault
+            ),
+            fault,
+        )
+
+    def finish(
+        self,
+        ticket: Ticket,
+        outcome: Outcome,
+        now_ms: int | Clock,
+        delay_ms: int = 0,
+        fault: Fault | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
+    ) -> Status | Literal[False]:
+        """End this run of the job by one conditional UPDATE (CONTRACT.md, "finish").
+
+        Args:
+            outcome: `ok`: the job is done. `retry`: again in `delay_ms`, while attempts and
+                time are left, else dead. `permanent`: dead.
+            delay_ms: 0 to 60000, for `retry`.
+            fault: points `after-finish` and `after-commit`.
+            values: for the model's own columns, by attribute; written in the same UPDATE, so
+                that those of a stale run never land.
+
+        Returns:
+            The new status, or False, with nothing changed, if the ticket is stale.
+        """
+        checked = validation.ticket(ticket, self._queue.limits)
+        validation.outcome(outcome)
+        now = validation.moment(now_ms, self._queue.limits)
+        delay = validation.delay_ms(delay_ms, self._queue.limits)
+        validation.fault(fault)
+        own = validation.values(values, self._queue.own)
+        status = self._write(
+            lambda connection: operations.finish(
+                connection, self._queue.statements, checked, outcome, now(), delay, own, fault
+            ),
+            fault,
+        )
+        return status or False
+
+    def renew(
+        self,
+        ticket: Ticket,
+        now_ms: int | Clock,
+        lease_ms: int = 1000,
+        fault: Fault | None = None,
+    ) -> Ticket | None:
+        """Let a lease that has not ended last until now_ms + lease_ms (CONTRACT.md, "renew").
+
+        Args:
+            lease_ms: 1 to 60000; the lease never outlasts the job's deadline.
+            fault: points `after-renew` and `after-commit`.
+
+        Returns:
+            The ticket to show from now on; where `lease_until` changed, the old one is stale.
+            None, with nothing changed, if the ticket is stale: an ended lease never comes back.
+        """
+        checked = validation.ticket(ticket, self._queue.limits)
+        now = validation.moment(now_ms, self._queue.limits)
+        lease = validation.lease_ms(lease_ms, self._queue.limits)
+        validation.fault(fault)
+        return self._write(
+            lambda connection: operations.renew(
+                connection, self._queue.statements, checked, now(), lease, fault
+            ),
+            fault,
+        )
+
+    def release(self, ticket: Ticket, fault: Fault | None = None) -> bool:
+        """Give a leased job back unworked, its attempt with it (CONTRACT.md, "release").
+
+        For a job whose work has not begun; the token stays, so the next claim has a higher one.
+
+        Args:
+            fault: points `after-release` and `after-commit`.
+
+        Returns:
+            True, or False with nothing changed if the ticket does not match its row.
+        """
+        checked = validation.ticket(ticket, self._queue.limits)
+        validation.fault(fault)
+        return self._write(
+            lambda connection: operations.release(
+                connection, self._queue.statements, checked, fault
+            ),
+            fault,
+        )
+
+    def redrive(
+        self,
+        job_id: str,
+        now_ms: int | Clock,
+        ttl_ms: int,
+        note: str,
+        fault: Fault | None = None,
+    ) -> bool:
+        """Give a dead job a new budget, on record (CONTRACT.md, "redrive").
+
+        The audit row and the new budget are one transaction. The token stays.
+
+        Args:
+            ttl_ms: 1 to 60000, the time that the new attempts together have.
+            note: who or why, as an identifier.
+            fault: points `after-audit`, `after-redrive` and `after-commit`.
+
+        Returns:
+            True.
+
+        Raises:
+            ValueError: there is no such job, or it is not dead (the error says what it is).
+        """
+        validation.identifier("job_id", job_id)
+        now = validation.moment(now_ms, self._queue.limits)
+        ttl = validation.ttl_ms(ttl_ms, self._queue.limits)
+        validation.identifier("note", note)
+        validation.fault(fault)
+        return self._write(
+            lambda connection: operations.redrive(
+                connection, self._queue.statements, job_id, now(), ttl, note, fault
+            ),
+            fault,
+        )
+
+    def get(self, job_id: str) -> JobState | None:
+        """The job's row as a dict of its twelve columns, or None (CONTRACT.md, "get").
+
+        Read from the database at each call; takes no write lock.
+        """
+        validation.identifier("job_id", job_id)
+        return self._read(
+            lambda connection: operations.get(connection, self._queue.statements, job_id)
+        )
+
+    def stuck(self, now_ms: int | Clock, limit: int = 100) -> list[JobState]:
+        """The rows of leased jobs whose lease has ended, the longest ended first (CONTRACT.md,
+        "stuck"). It reads only, and takes no write lock.
+
+        Args:
+            limit: 1 to 100000, the most rows returned.
+        """
+        now = validation.moment(now_ms, self._queue.limits)
+        most = validation.limit(limit)
+        return self._read(
+            lambda connection: operations.stuck(connection, self._queue.statements, now(), most)
+        )
+
+    def recover(self, now_ms: int | Clock) -> Recovered:
+        """Free every job whose lease has ended (CONTRACT.md, "recover").
+
+        Those with no time or no attempts left become dead, as at a claim; the others pending,
+        with reason `expired`. A job with a live lease is never touched.
+
+        Returns:
+            How many were given back (`recovered`), and how many died, by reason.
+        """
+        now = validation.moment(now_ms, self._queue.limits)
+        return self._write(
+            lambda connection: operations.recover(connection, self._queue.statements, now())
+        )

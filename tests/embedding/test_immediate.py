@@ -1,0 +1,114 @@
+"""`immediate`: the application's unit of work, begun with the write lock."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, select
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from leasestore import StoreBusy, UnsupportedEngine, immediate
+from tests.embedding.application import Base, Delivery, Order
+from tests.embedding.conftest import deliveries
+from tests.support import rows
+
+
+def locked(path: Path) -> bool:
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as plain:
+        try:
+            plain.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        return False
+
+
+def test_the_lock_is_held_from_the_first_line_and_the_end_commits(
+    any_engine: Engine, path: Path
+) -> None:
+    with Session(any_engine) as session:
+        with immediate(session):
+            assert locked(path)
+            session.add(Order(id=1))
+            deliveries(any_engine).within(session).enqueue({"id": "order-1", "qty": 1}, 0, 1000)
+        assert not locked(path)
+        assert not session.in_transaction()
+        assert session.scalars(select(Order.id)).all() == [1]
+    assert len(rows(path, "deliveries")) == 1
+
+
+def test_an_error_rolls_everything_back(any_engine: Engine, path: Path) -> None:
+    def fail() -> None:
+        with Session(any_engine) as session, immediate(session):
+            session.add(Order(id=1))
+            deliveries(any_engine).within(session).enqueue({"id": "order-1", "qty": 1}, 0, 1000)
+            raise KeyError("made up")
+
+    with pytest.raises(KeyError, match="made up"):
+        fail()
+    assert not locked(path)
+    assert rows(path, "deliveries") == []
+
+
+def test_what_was_read_is_still_true_at_the_write(recipe_engine: Engine, path: Path) -> None:
+    jobs = deliveries(recipe_engine)
+    with Session(recipe_engine) as session, immediate(session):
+        session.scalars(select(Order)).all()
+        assert locked(path)
+        assert jobs.within(session).enqueue({"id": "order-1", "qty": 1}, 0, 1000) is True
+
+
+def test_a_connection_and_a_scoped_session(any_engine: Engine, path: Path) -> None:
+    jobs = deliveries(any_engine)
+    with any_engine.connect() as connection, immediate(connection):
+        assert locked(path)
+        jobs.within(connection).enqueue({"id": "order-1", "qty": 1}, 0, 1000)
+    scoped = scoped_session(sessionmaker(any_engine))
+    with immediate(scoped):
+        assert locked(path)
+        jobs.within(scoped).enqueue({"id": "order-2", "qty": 1}, 0, 1000)
+    scoped.remove()
+    assert len(rows(path, "deliveries")) == 2
+
+
+def test_busy_runs_nothing_of_the_block(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 0.01})
+    Base.metadata.create_all(engine)
+    entered = False
+    with closing(sqlite3.connect(path, isolation_level=None)) as plain:
+        plain.execute("BEGIN IMMEDIATE")
+        with Session(engine) as session:
+            with pytest.raises(StoreBusy), immediate(session):
+                entered = True
+            assert not session.in_transaction()
+    assert not entered
+    engine.dispose()
+
+
+def test_a_transaction_that_is_open_already_is_sqlalchemys_own_error(
+    default_engine: Engine,
+) -> None:
+    with Session(default_engine) as session:
+        session.scalars(select(Order)).all()
+        with pytest.raises(InvalidRequestError, match="already begun"), immediate(session):
+            pytest.fail("the block ran")
+
+
+def test_several_engines_need_to_know_whose_lock(default_engine: Engine, path: Path) -> None:
+    session = Session(binds={Delivery: default_engine})
+    with session, immediate(session, bind_arguments={"mapper": Delivery}):
+        assert locked(path)
+
+
+def test_an_engine_that_would_not_roll_back_is_refused(path: Path) -> None:
+    engine = create_engine(
+        f"sqlite:///{path}", isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True
+    )
+    refused = pytest.raises(UnsupportedEngine, match="skip_autocommit_rollback")
+    with Session(engine) as session, refused, immediate(session):
+        pytest.fail("the block ran")
+    assert not locked(path)
+    engine.dispose()

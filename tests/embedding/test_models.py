@@ -1,0 +1,191 @@
+"""Job models on the application's own Base: complete, finally named, and known to autogenerate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from alembic.autogenerate import compare_metadata, produce_migrations, render_python_code
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from sqlalchemy import (
+    JSON,
+    Connection,
+    Engine,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    create_engine,
+    inspect,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from leasestore import JobMixin, JobRepository, RedriveMixin, SchemaError
+from leasestore.models import table_of
+from tests.embedding import application
+
+CONVENTION = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s_app",
+    "ck": "ck_%(table_name)s_%(constraint_name)s_app",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s_app",
+    "pk": "pk_%(table_name)s_app",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=CONVENTION)
+
+
+class Customer(Base):
+    __tablename__ = "customers"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Delivery(JobMixin, Base):
+    __tablename__ = "deliveries"
+    __table_args__ = (
+        Index("ix_deliveries_carrier", "carrier"),
+        {"info": {"owner": "logistics"}},
+    )
+
+    customer_id: Mapped[int] = mapped_column(ForeignKey("customers.id"))
+    carrier: Mapped[str | None] = mapped_column(String(20), unique=True)
+
+
+class DeliveryRedrive(RedriveMixin, Base):
+    __tablename__ = "delivery_redrives"
+
+
+class Invoice(JobMixin, Base):
+    __tablename__ = "invoices"
+    payload: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+
+
+class InvoiceRedrive(RedriveMixin, Base):
+    __tablename__ = "invoice_redrives"
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Any:
+    engine = create_engine(f"sqlite:///{tmp_path}/models.db")
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def differences(connection: Connection, metadata: MetaData) -> list[Any]:
+    found: list[Any] = compare_metadata(MigrationContext.configure(connection), metadata)
+    return found
+
+
+@pytest.mark.parametrize("metadata", [Base.metadata, application.Base.metadata])
+def test_what_autogenerate_writes_makes_the_models_and_leaves_no_difference(
+    connection: Connection, metadata: MetaData
+) -> None:
+    context = MigrationContext.configure(connection)
+    upgrade = produce_migrations(context, metadata).upgrade_ops
+    assert upgrade is not None
+    script = render_python_code(upgrade, render_as_batch=False)
+    names: dict[str, Any] = {"op": Operations(context)}
+    exec("import sqlalchemy as sa\n" + "\n".join(map(str.strip, script.splitlines())), names)
+    assert differences(connection, metadata) == []
+    assert "sqlite_autoincrement=True" in script
+
+
+def test_created_by_the_models_there_is_no_difference_either(connection: Connection) -> None:
+    Base.metadata.create_all(connection)
+    assert differences(connection, Base.metadata) == []
+
+
+def test_the_names_are_final_and_the_applications_stay_its_own(connection: Connection) -> None:
+    Base.metadata.create_all(connection)
+    inspector = inspect(connection)
+    uniques = {rule["name"] for rule in inspector.get_unique_constraints("deliveries")}
+    checks = {rule["name"] for rule in inspector.get_check_constraints("deliveries")}
+    indexes = {index["name"] for index in inspector.get_indexes("deliveries")}
+    assert uniques == {"uq_deliveries_id", "uq_deliveries_carrier_app"}
+    assert checks == {"ck_deliveries_status"}
+    assert indexes == {"ix_deliveries_carrier"}
+    assert table_of(Delivery, JobMixin).info == {"owner": "logistics"}
+
+
+def test_the_contracts_columns_come_first_and_in_order() -> None:
+    names = Delivery.__table__.columns.keys()
+    assert names[:12] == [
+        "seq", "id", "qty", "status", "attempts", "max_attempts", "token", "available_at",
+        "deadline", "owner", "lease_until", "reason",
+    ]  # fmt: skip
+    assert names[12:] == ["customer_id", "carrier"]
+
+
+def test_two_queues_in_one_application_do_not_meet(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/two.db")
+    Base.metadata.create_all(engine)
+    deliveries = JobRepository(engine, job=Delivery, redrive=DeliveryRedrive)
+    invoices = JobRepository(engine, job=Invoice, redrive=InvoiceRedrive)
+    event: Any = {"id": "order-1", "qty": 1}
+    deliveries.enqueue(event, 0, 1000, values={"customer_id": 1})
+    assert invoices.claim("me", 0) is None
+    invoices.enqueue(event, 0, 1000, values={"payload": {"total": 3}})
+    assert deliveries.claim("me", 0) is not None
+    assert invoices.claim("me", 0) is not None
+    engine.dispose()
+
+
+# A schema of its own: on SQLite, an attached database.
+
+
+def attached(tmp_path: Path) -> Engine:
+    engine = create_engine(f"sqlite:///{tmp_path}/main.db")
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def attach(connection: Any, _: Any) -> None:
+        connection.execute(f"ATTACH DATABASE '{tmp_path}/work.db' AS work")
+
+    return engine
+
+
+def in_schema(schema: str) -> tuple[type[DeclarativeBase], Any, Any]:
+    class Base(DeclarativeBase):
+        metadata = MetaData(schema=schema)
+
+    class Task(JobMixin, Base):
+        __tablename__ = "tasks"
+
+    class TaskRedrive(RedriveMixin, Base):
+        __tablename__ = "task_redrives"
+
+    return Base, Task, TaskRedrive
+
+
+@pytest.mark.parametrize("translated", [False, True])
+def test_a_schema_name_reaches_every_statement(tmp_path: Path, translated: bool) -> None:
+    base, task, redrive = in_schema("per_tenant" if translated else "work")
+    engine = attached(tmp_path)
+    bind = engine.execution_options(
+        schema_translate_map={"per_tenant": "work"} if translated else {}
+    )
+    base.metadata.create_all(bind)
+    jobs = JobRepository(bind, job=task, redrive=redrive)
+    jobs.enqueue({"id": "a", "qty": 1}, 0, 1000)
+    ticket = jobs.claim("me", 0)
+    assert ticket is not None
+    renewed = jobs.renew(ticket, 1, 2000)
+    assert renewed is not None
+    assert jobs.finish(renewed, "permanent", 2) == "dead"
+    assert jobs.redrive("a", 3, 1000, "again")
+    assert jobs.recover(5) == {"recovered": 0, "deadline": 0, "exhausted": 0}
+    assert jobs.stuck(5) == []
+    with bind.connect() as connection:
+        assert inspect(connection).get_table_names(schema="work") == ["task_redrives", "tasks"]
+        assert inspect(connection).get_table_names() == []
+    base.metadata.drop_all(bind)
+    with pytest.raises(SchemaError) as caught:
+        jobs.claim("me", 6)
+    schema = "per_tenant" if translated else "work"
+    assert caught.value.missing == (f"{schema}.tasks", f"{schema}.task_redrives")
+    engine.dispose()

@@ -1,0 +1,471 @@
+"""`within`: the verbs as guests in the application's transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy.exc import IntegrityError, InvalidRequestError
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from leasestore import (
+    Conflict,
+    EnlistedRepository,
+    Event,
+    JobRepository,
+    SchemaError,
+    StaleTicket,
+    StoreBusy,
+    Ticket,
+    UnsupportedEngine,
+    immediate,
+)
+from tests.embedding.application import Delivery, Order
+from tests.embedding.conftest import deliveries
+from tests.support import rows
+
+EVENT: Event = {"id": "order-1", "qty": 2}
+
+
+def orders(path: Path) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as plain:
+        return plain.execute("SELECT id, status FROM orders ORDER BY id").fetchall()
+
+
+def jobs_in(path: Path) -> list[dict[str, Any]]:
+    return rows(path, "deliveries")
+
+
+def claimed(jobs: JobRepository) -> Ticket:
+    jobs.enqueue({"id": "order-1", "qty": 2}, 0, 1000)
+    ticket = jobs.claim("me", 0)
+    assert ticket is not None
+    return ticket
+
+
+class Noted:
+    """What a session and its engine did, by the names of their events."""
+
+    def __init__(self, session: Session, engine: Engine) -> None:
+        self.seen: list[str] = []
+        for name in ("after_begin", "after_commit", "after_rollback", "after_soft_rollback"):
+            event.listen(session, name, self._note(name))
+        for name in ("begin", "commit", "rollback", "savepoint", "checkout"):
+            target = engine.pool if name == "checkout" else engine
+            event.listen(target, name, self._note(name))
+
+    def _note(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.seen.append(name)
+
+
+# One transaction
+
+
+def test_what_is_committed_together_is_there_together(engine: Engine, path: Path) -> None:
+    with Session(engine) as session:
+        session.add(Order(id=1))
+        assert deliveries(engine).within(session).enqueue(EVENT, 0, 1000) is True
+        session.commit()
+    assert orders(path) == [(1, "placed")]
+    assert [job["id"] for job in jobs_in(path)] == ["order-1"]
+
+
+def test_a_rollback_takes_the_job_with_it(engine: Engine, path: Path) -> None:
+    with Session(engine) as session:
+        session.add(Order(id=1))
+        deliveries(engine).within(session).enqueue(EVENT, 0, 1000)
+        session.rollback()
+    assert orders(path) == []
+    assert jobs_in(path) == []
+
+
+def test_nobody_sees_the_job_before_the_commit(engine: Engine, path: Path) -> None:
+    with Session(engine) as session:
+        deliveries(engine).within(session).enqueue(EVENT, 0, 1000)
+        assert jobs_in(path) == []
+        session.commit()
+    assert jobs_in(path) != []
+
+
+def test_a_rollback_undoes_a_finish(engine: Engine, path: Path) -> None:
+    jobs = deliveries(engine)
+    ticket = claimed(jobs)
+    before = jobs_in(path)
+    with Session(engine) as session:
+        session.add(Order(id=1))
+        assert jobs.within(session).finish(ticket, "ok", 1) == "done"
+        session.rollback()
+    assert (jobs_in(path), orders(path)) == (before, [])
+    assert jobs.finish(ticket, "ok", 1) == "done"
+
+
+def test_a_stale_finish_fails_the_whole_transaction(engine: Engine, path: Path) -> None:
+    jobs = deliveries(engine)
+    stale = claimed(jobs)
+    mine = jobs.claim("other", 1000 - 1, job_id="order-1") or jobs.release(stale)
+    assert mine is True
+    live = jobs.claim("other", 1)
+    before = jobs_in(path)
+
+    def deliver_late() -> None:
+        with Session(engine) as session, session.begin():
+            session.add(Order(id=1, status="delivered"))
+            jobs.within(session).finish(stale, "ok", 2)
+
+    with pytest.raises(StaleTicket) as caught:
+        deliver_late()
+    assert caught.value.ticket == stale
+    assert caught.value.row is not None
+    assert (caught.value.row["token"], caught.value.row["owner"]) == (2, "other")
+    assert (jobs_in(path), orders(path)) == (before, [])
+    assert live is not None
+    assert jobs.finish(live, "ok", 2) == "done"
+
+
+STALE: dict[str, Callable[[EnlistedRepository, Ticket], object]] = {
+    "finish": lambda within, ticket: within.finish(ticket, "retry", 2),
+    "renew": lambda within, ticket: within.renew(ticket, 2),
+    "release": lambda within, ticket: within.release(ticket),
+}
+
+
+@pytest.mark.parametrize("verb", STALE)
+def test_every_verb_of_a_stale_ticket_raises(verb: str, default_engine: Engine) -> None:
+    jobs = deliveries(default_engine)
+    stale: Ticket = {**claimed(jobs), "token": 9}
+    with Session(default_engine) as session:
+        with pytest.raises(StaleTicket, match="token 9 is stale"):
+            STALE[verb](jobs.within(session), stale)
+        gone: Ticket = {**stale, "id": "nobody"}
+        with pytest.raises(StaleTicket, match="no such job") as caught:
+            STALE[verb](jobs.within(session), gone)
+        assert caught.value.row is None
+
+
+def test_all_verbs_work_in_one_transaction(engine: Engine, path: Path) -> None:
+    jobs = deliveries(engine)
+    with Session(engine) as session, session.begin():
+        within = jobs.within(session)
+        within.enqueue(EVENT, 0, 1000)
+        first = within.claim("me", 0)
+        assert first is not None
+        assert within.release(first) is True
+        second = within.claim("me", 0, lease_ms=10)
+        assert second is not None
+        renewed = within.renew(second, 5, lease_ms=20)
+        assert renewed["lease_until"] == 25
+        assert [row["id"] for row in within.stuck(25)] == ["order-1"]
+        assert within.recover(25) == {"recovered": 1, "deadline": 0, "exhausted": 0}
+        third = within.claim("me", 30)
+        assert third is not None
+        assert within.finish(third, "permanent", 31, values={"result": "refused"}) == "dead"
+        assert within.redrive("order-1", 40, 1000, "once-more") is True
+        row = within.get("order-1")
+        assert row is not None
+        assert (row["status"], row["token"]) == ("pending", 3)
+    assert jobs_in(path)[0]["result"] == "refused"
+    assert [row["token"] for row in rows(path, "delivery_redrives")] == [3]
+
+
+def test_there_is_no_point_after_a_commit_that_is_not_ours(default_engine: Engine) -> None:
+    jobs = deliveries(default_engine)
+    jobs.enqueue(EVENT, 0, 1000)
+    passed: list[str] = []
+    with Session(default_engine) as session, session.begin():
+        ticket = jobs.within(session).claim("me", 0, fault=passed.append)
+        assert ticket is not None
+        jobs.within(session).finish(ticket, "ok", 1, fault=passed.append)
+    assert passed == ["after-claim", "after-finish"]
+
+
+def test_a_clock_is_read_with_the_write_lock_held(engine: Engine, path: Path) -> None:
+    refused: list[bool] = []
+
+    def clock() -> int:
+        with closing(sqlite3.connect(path, timeout=0)) as plain:
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                plain.execute("BEGIN IMMEDIATE")
+            refused.append(True)
+        return 5
+
+    with Session(engine) as session, session.begin():
+        session.scalars(select(Order)).all()
+        deliveries(engine).within(session).enqueue(EVENT, clock, 1000)
+    assert refused == [True]
+    assert jobs_in(path)[0]["available_at"] == 5
+
+
+# The host stays as it was
+
+
+def test_nothing_is_begun_committed_rolled_back_or_closed(engine: Engine) -> None:
+    jobs = deliveries(engine)
+    ticket = claimed(jobs)
+    with Session(engine) as session:
+        order = Order(id=1)
+        session.add(order)
+        session.flush()
+        noted = Noted(session, engine)
+        transaction = session.get_transaction()
+        within = jobs.within(session)
+        within.enqueue({"id": "order-2", "qty": 1}, 0, 1000)
+        within.finish(ticket, "ok", 1)
+        with pytest.raises(Conflict):
+            within.enqueue({"id": "order-2", "qty": 2}, 0, 1000)
+        with pytest.raises(StaleTicket):
+            within.finish(ticket, "ok", 1)
+        with pytest.raises(ValueError, match="owner"):
+            within.claim("", 1)
+        assert noted.seen == []
+        assert session.get_transaction() is transaction
+        assert "status" in vars(order), "the application's object was expired"
+        assert session.is_active
+        session.rollback()
+
+
+def test_a_duplicate_keeps_the_other_work(engine: Engine, path: Path) -> None:
+    jobs = deliveries(engine)
+    jobs.enqueue(EVENT, 0, 1000)
+    with Session(engine) as session, session.begin():
+        session.add(Order(id=1))
+        assert jobs.within(session).enqueue(EVENT, 5, 500) is False
+        session.add(Order(id=2))
+    assert orders(path) == [(1, "placed"), (2, "placed")]
+    assert [job["available_at"] for job in jobs_in(path)] == [0]
+
+
+def test_the_hosts_pending_rows_are_flushed_and_their_errors_are_its_own(engine: Engine) -> None:
+    jobs = deliveries(engine)
+    with Session(engine) as session:
+        session.add_all([Order(id=1, code="same"), Order(id=2, code="same")])
+        with pytest.raises(IntegrityError, match=r"orders\.code"):
+            jobs.within(session).enqueue(EVENT, 0, 1000)
+    assert jobs.get("order-1") is None
+
+
+def test_a_pending_job_object_of_the_hosts_is_seen(default_engine: Engine) -> None:
+    jobs = deliveries(default_engine)
+    with Session(default_engine) as session:
+        by_hand = Delivery(
+            id="by-hand", qty=1, status="pending", attempts=0, max_attempts=1, token=0,
+            available_at=0, deadline=10,
+        )  # fmt: skip
+        session.add(by_hand)
+        found = jobs.within(session).get("by-hand")
+        assert found is not None
+        assert found["seq"] == by_hand.seq
+
+
+def test_loaded_objects_show_the_new_values(engine: Engine) -> None:
+    jobs = deliveries(engine)
+    with Session(engine) as session, session.begin():
+        within = jobs.within(session)
+        order = Order(id=7)
+        session.add(order)
+        session.flush()
+        within.enqueue(EVENT, 0, 1000, values={"payload": {"to": "Ghent"}, "order_id": 7})
+        job = session.scalars(select(Delivery)).one()
+        assert job.order is order
+        ticket = within.claim("me", 0)
+        assert ticket is not None
+        assert (job.status, job.token, job.owner, job.lease_until) == ("leased", 1, "me", 1000)
+        job.result = "by the host"
+        within.finish(ticket, "ok", 1)
+        assert (job.status, job.owner, job.available_at) == ("done", None, 1)
+        assert job.result == "by the host"
+        assert "order" in vars(job), "a loaded relationship was thrown away"
+        assert job not in session.dirty
+
+
+def test_an_expired_object_is_left_to_load_by_itself(default_engine: Engine) -> None:
+    jobs = deliveries(default_engine)
+    jobs.enqueue(EVENT, 0, 1000)
+    with Session(default_engine) as session, session.begin():
+        job = session.scalars(select(Delivery)).one()
+        session.expire(job)
+        jobs.within(session).claim("me", 0)
+        assert "status" not in vars(job)
+        assert job.status == "leased"
+
+
+def test_more_loaded_objects_than_one_question_may_name(default_engine: Engine) -> None:
+    jobs = deliveries(default_engine)
+    with Session(default_engine) as session, session.begin():
+        within = jobs.within(session)
+        for number in range(501):
+            within.enqueue({"id": f"order-{number}", "qty": 1}, 0, 10)
+        loaded = session.scalars(select(Delivery)).all()
+        within.recover(10)
+        assert {job.status for job in loaded} == {"dead"}
+
+
+# Sessions of all kinds
+
+
+def test_a_scoped_session_is_the_calling_threads(default_engine: Engine, path: Path) -> None:
+    factory = scoped_session(sessionmaker(default_engine))
+    within = deliveries(default_engine).within(factory)
+
+    def place(number: int) -> None:
+        factory().add(Order(id=number))
+        within.enqueue({"id": f"order-{number}", "qty": 1}, 0, 1000)
+        factory.commit()
+        factory.remove()
+
+    threads = [threading.Thread(target=place, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(orders(path)) == len(jobs_in(path)) == 4
+
+
+def test_a_session_without_autobegin_is_not_begun(default_engine: Engine) -> None:
+    with Session(default_engine, autobegin=False) as session:
+        with pytest.raises(InvalidRequestError, match="begin"):
+            deliveries(default_engine).within(session).enqueue(EVENT, 0, 1000)
+        assert not session.in_transaction()
+        with session.begin():
+            assert deliveries(default_engine).within(session).enqueue(EVENT, 0, 1000)
+
+
+def test_a_session_with_two_engines_uses_that_of_the_jobs(
+    default_engine: Engine, tmp_path: Path
+) -> None:
+    elsewhere = create_engine(f"sqlite:///{tmp_path}/elsewhere.db")
+    Order.metadata.create_all(elsewhere)
+    with Session(binds={Order: elsewhere, Delivery: default_engine}) as session:
+        session.add(Order(id=1))
+        deliveries(default_engine).within(session).enqueue(EVENT, 0, 1000)
+        session.commit()
+    assert orders(tmp_path / "elsewhere.db") == [(1, "placed")]
+    assert jobs_in(tmp_path / "elsewhere.db") == []
+    assert jobs_in(tmp_path / "application.db") != []
+    elsewhere.dispose()
+
+
+def test_a_connection_in_a_transaction(engine: Engine, path: Path) -> None:
+    jobs = deliveries(engine)
+    with engine.connect() as connection:
+        with connection.begin() as transaction:
+            jobs.within(connection).enqueue(EVENT, 0, 1000)
+            transaction.rollback()
+        assert jobs_in(path) == []
+        with connection.begin():
+            jobs.within(connection).enqueue(EVENT, 0, 1000)
+        assert jobs_in(path) != []
+        with pytest.raises(ValueError, match="in a transaction, got one that is not"):
+            jobs.within(connection).enqueue(EVENT, 0, 1000)
+
+
+def test_anything_else_is_refused(default_engine: Engine) -> None:
+    jobs = deliveries(default_engine)
+    for stranger in (default_engine, None, "session"):
+        with pytest.raises(ValueError, match="expected a Session, scoped_session or Connection"):
+            jobs.within(stranger)  # type: ignore[arg-type]
+
+
+def test_a_session_of_another_kind_of_database_is_refused(default_engine: Engine) -> None:
+    class Elsewhere(Session):
+        def connection(self, *args: Any, **kwargs: Any) -> Any:
+            connection = super().connection(*args, **kwargs)
+            connection.dialect = type("Dialect", (), {"name": "oracle"})()
+            return connection
+
+    with Elsewhere(default_engine) as session, pytest.raises(ValueError, match="got one to oracle"):
+        deliveries(default_engine).within(session).get("order-1")
+
+
+# Savepoints
+
+
+def test_a_savepoint_first_is_refused_where_its_release_would_be_a_commit(
+    any_engine: Engine, path: Path
+) -> None:
+    jobs = deliveries(any_engine)
+    with Session(any_engine) as session:
+        # Where it is known to be harmless it works, and elsewhere it is refused.
+        with suppress(UnsupportedEngine), session.begin_nested():
+            jobs.within(session).enqueue(EVENT, 0, 1000)
+        session.rollback()
+    assert jobs_in(path) == []
+
+
+@pytest.mark.parametrize("inner", ["kept", "undone"])
+def test_a_savepoint_within_an_immediate_unit_of_work(
+    inner: str, any_engine: Engine, path: Path
+) -> None:
+    jobs = deliveries(any_engine)
+    with Session(any_engine) as session, immediate(session):
+        session.add(Order(id=1))
+        nested = session.begin_nested()
+        jobs.within(session).enqueue(EVENT, 0, 1000)
+        if inner == "kept":
+            nested.commit()
+        else:
+            nested.rollback()
+    assert orders(path) == [(1, "placed")]
+    assert len(jobs_in(path)) == (1 if inner == "kept" else 0)
+
+
+def test_a_savepoint_after_a_verb_is_one_inside_the_transaction(engine: Engine, path: Path) -> None:
+    jobs = deliveries(engine)
+    with Session(engine) as session:
+        jobs.within(session).enqueue(EVENT, 0, 1000)
+        with session.begin_nested():
+            jobs.within(session).enqueue({"id": "order-2", "qty": 1}, 0, 1000)
+        session.rollback()
+    assert jobs_in(path) == []
+
+
+# Where the lock cannot be had
+
+
+def test_autocommit_has_no_transaction_to_join(autocommit_engine: Engine, path: Path) -> None:
+    within = deliveries(autocommit_engine).within
+    with Session(autocommit_engine) as session, pytest.raises(UnsupportedEngine, match="to join"):
+        within(session).enqueue(EVENT, 0, 1000)
+    assert jobs_in(path) == []
+
+
+def test_a_transaction_that_read_before_another_wrote_has_to_run_again(
+    recipe_engine: Engine, path: Path
+) -> None:
+    with closing(sqlite3.connect(path)) as plain:
+        plain.execute("PRAGMA journal_mode = WAL")
+    jobs = deliveries(recipe_engine)
+    with Session(recipe_engine) as session:
+        session.scalars(select(Order)).all()
+        jobs.enqueue({"id": "other", "qty": 1}, 0, 1000)
+        with pytest.raises(StoreBusy, match="run the unit of work again"):
+            jobs.within(session).enqueue(EVENT, 0, 1000)
+        session.rollback()
+        assert jobs.within(session).enqueue(EVENT, 0, 1000) is True
+        session.commit()
+    assert [job["id"] for job in jobs_in(path)] == ["other", "order-1"]
+
+
+def test_missing_tables_are_named(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/empty.db")
+    with Session(engine) as session, pytest.raises(SchemaError) as caught:
+        deliveries(engine).within(session).enqueue(EVENT, 0, 1000)
+    assert caught.value.missing == ("deliveries", "delivery_redrives")
+    with Session(engine) as session, pytest.raises(SchemaError):
+        deliveries(engine).within(session).get("order-1")
+    engine.dispose()
+
+
+def test_a_trigger_of_the_hosts_fails_as_the_hosts(default_engine: Engine) -> None:
+    with default_engine.begin() as connection:
+        connection.execute(text(
+            "CREATE TRIGGER no_more BEFORE INSERT ON deliveries BEGIN"
+            " SELECT RAISE(ABORT, 'the shop is closed'); END"
+        ))  # fmt: skip
+    with Session(default_engine) as session, pytest.raises(IntegrityError, match="closed"):
+        deliveries(default_engine).within(session).enqueue(EVENT, 0, 1000)
