@@ -1,27 +1,30 @@
-"""The tables in a database: bring them up to date through the migrations, and say what lacks."""
+"""The tables in somebody else's house: make them through the migrations, alone or as part of the
+application's own history, and say what is missing."""
 
 from __future__ import annotations
 
-import threading
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, Engine
 
 from leasestore import dialects, operations, validation
 from leasestore.errors import SchemaError
-from leasestore.models import Job
-from leasestore.transactions import connected, write_transaction
+from leasestore.models import Base, Job, JobMixin, Redrive, RedriveMixin, table_of
+from leasestore.transactions import connected, join, read_transaction, write_transaction
 
 VERSION_TABLE = "leasestore_alembic_version"
 """Where the position in leasestore's own migrations is kept, apart from the application's."""
 
-_TABLES = (Job.metadata.tables["jobs"], Job.metadata.tables["redrives"])
+Position = Literal["absent", "unversioned", "behind", "current", "ahead"]
 
-# Alembic keeps the `op` that migrations import in a global of the process.
-_one_at_a_time = threading.Lock()
+_Steps = Callable[[Any, MigrationContext], Iterable[Any]]
 
 
 def migrations() -> Path:
@@ -31,45 +34,214 @@ def migrations() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
-def upgrade(bind: Engine | Connection) -> None:
-    """Create what is missing of the default tables, in one immediate transaction.
+def upgrade(bind: Engine | Connection, to: str = "head") -> None:
+    """Bring the default tables up to a revision, in one immediate transaction.
 
-    Rows stay. Tables that hold the contract's columns already are taken over as they are.
+    What is absent is made, rows stay. Two tables that are exactly the contract's, but have no
+    position, as plain `sqlite3` code makes them, are taken over. Safe to call from several
+    threads and processes at once, and after a failure: it is done wholly or not at all.
 
     Args:
-        bind: an `Engine`, or a `Connection` without an open transaction.
+        bind: an `Engine`, or a `Connection`; if that is in a transaction, the upgrade becomes
+            part of it, and its rollback undoes it.
+        to: a revision of leasestore's (`ls0001`, ...) or `head`.
 
     Raises:
         SchemaError: a table of the same name is something else. Nothing was changed.
         StoreBusy: the write lock was not free in time. Nothing was changed.
     """
-    validation.bind(bind)
-    dialect = dialects.named(bind.dialect.name)
-    with connected(bind, dialect) as connection, write_transaction(connection, dialect):
+    with _transaction(bind) as connection:
+        if _context(connection).get_current_revision() is None:
+            _refuse_strangers(connection)
+        _run(connection, lambda scripts: lambda heads, _: scripts._upgrade_revs(to, heads))
+
+
+def downgrade(bind: Engine | Connection, to: str = "base") -> None:
+    """Go back to a revision, in one immediate transaction; to `base` drops the tables with all
+    their rows. Arguments and errors as for `upgrade`."""
+    with _transaction(bind) as connection:
+        _run(connection, lambda scripts: lambda heads, _: scripts._downgrade_revs(to, heads))
+
+
+def stamp(bind: Engine | Connection, to: str = "head") -> None:
+    """Note a position without running anything, after a look at the tables.
+
+    For tables that something else has made, `metadata.create_all` say. Arguments as `upgrade`.
+
+    Raises:
+        SchemaError: a table is absent, or is not the contract's. Nothing was changed.
+    """
+    with _transaction(bind) as connection:
         _refuse_strangers(connection)
-        _run(connection)
+        absent = operations.missing(connection, _tables())
+        if absent:
+            raise operations.schema_error(absent)
+        _context(connection).stamp(_scripts(), to)
+
+
+def upgrade_inline(op: Any, to: str = "head", *, since: str = "base") -> None:
+    """Make the default tables in a revision of the application's own.
+
+        def upgrade() -> None:
+            leasestore.schema.upgrade_inline(op, "ls0001")
+
+    One history and one head remain; there is no version table of leasestore's. Nothing is read
+    from the database, so that the application's offline mode works. A later revision goes on:
+    `upgrade_inline(op, "ls0002", since="ls0001")`. Name the revisions, not `head`: what a
+    revision does has to stay the same.
+
+    Args:
+        op: `alembic.op`, or the `Operations` to use.
+        to: the last of leasestore's revisions to apply.
+        since: the last that an earlier revision of the application applied.
+    """
+    for script in reversed(list(_scripts().iterate_revisions(to, since))):
+        _with_op(script, op).upgrade()
+
+
+def downgrade_inline(op: Any, to: str = "base", *, since: str = "head") -> None:
+    """Undo `upgrade_inline` in the application's own `downgrade()`: from `since` back to `to`."""
+    for script in _scripts().iterate_revisions(since, to):
+        _with_op(script, op).downgrade()
+
+
+def sql(database: str = "sqlite", *, since: str = "base", to: str = "head") -> str:
+    """The upgrade as a script, for those who apply SQL by hand.
+
+    Args:
+        database: SQLAlchemy's name of it, as `sqlite`.
+        since: the position that the database has; `base`: none.
+        to: the position that it shall have.
+    """
+    dialects.named(database)
+    written = io.StringIO()
+    scripts = _scripts()
+    context = MigrationContext.configure(
+        dialect_name=database,
+        opts={
+            "as_sql": True,
+            "output_buffer": written,
+            "script": scripts,
+            "starting_rev": since,
+            "transactional_ddl": True,
+            "version_table": VERSION_TABLE,
+            "fn": lambda heads, _: scripts._upgrade_revs(to, heads),
+        },
+    )
+    _bind_op(scripts, context)
+    with context.begin_transaction():
+        context.run_migrations()
+    return written.getvalue()
+
+
+def check(
+    bind: Engine | Connection,
+    *,
+    job: type[JobMixin] = Job,
+    redrive: type[RedriveMixin] = Redrive,
+) -> None:
+    """See that the tables of these models are there, with all columns; it changes nothing.
+
+    Raises:
+        SchemaError: says which tables and columns are missing, and what mends it.
+    """
+    tables = table_of(job, JobMixin), table_of(redrive, RedriveMixin)
+    with _reading(bind) as connection:
+        missing = operations.missing(connection, tables)
+    if missing:
+        raise operations.schema_error(missing)
+
+
+def position(bind: Engine | Connection) -> Position:
+    """Where the default tables stand: `absent`; `unversioned`, made by something else; `behind`
+    or `current`, against this version of leasestore; `ahead`, made by a newer one, which works
+    too. Only leasestore's own version table counts; it changes nothing."""
+    scripts = _scripts()
+    with _reading(bind) as connection:
+        revision = _context(connection).get_current_revision()
+        missing = operations.missing(connection, _tables())
+    if revision is None:
+        return "absent" if missing else "unversioned"
+    if revision == scripts.get_current_head():
+        return "current"
+    known = {script.revision for script in scripts.walk_revisions()}
+    return "behind" if revision in known else "ahead"
+
+
+def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
+    """For `context.configure(include_name=...)` in the application's env.py: keeps autogenerate
+    and `alembic check` from proposing to drop leasestore's default tables."""
+    ours = {*(table.name for table in _tables()), VERSION_TABLE}
+    return not (type_ == "table" and name in ours and parent_names.get("schema_name") is None)
+
+
+def _tables() -> Sequence[Any]:
+    return Base.metadata.sorted_tables
+
+
+def _scripts() -> ScriptDirectory:
+    # Loaded anew each time: its modules get an `op` of their own, not the one that Alembic keeps
+    # in a global, so that threads and nested migrations do not get into each other's way.
+    return ScriptDirectory(str(migrations()))
+
+
+def _context(connection: Connection, **settings: Any) -> MigrationContext:
+    options = {"version_table": VERSION_TABLE, "transactional_ddl": True, **settings}
+    return MigrationContext.configure(connection, opts=options)
+
+
+def _run(connection: Connection, plan: Callable[[ScriptDirectory], _Steps]) -> None:
+    scripts = _scripts()
+    context = _context(connection, fn=plan(scripts))
+    _bind_op(scripts, context)
+    context.run_migrations()
+
+
+def _bind_op(scripts: ScriptDirectory, context: MigrationContext) -> None:
+    for script in scripts.walk_revisions():
+        _with_op(script, Operations(context))
+
+
+def _with_op(script: Script, op: Any) -> Any:
+    script.module.__dict__["op"] = op
+    return script.module
 
 
 def _refuse_strangers(connection: Connection) -> None:
-    absent = operations.missing(connection, _TABLES)
-    lacking = [name for name in absent if "." in name]
-    if lacking:
+    """A table of ours that is somebody else's, or not quite ours, is left alone."""
+    dialect = dialects.named(connection.dialect.name)
+    found = [
+        difference
+        for table in _tables()
+        for difference in operations.differences(connection, dialect, table)
+    ]
+    if found:
         raise SchemaError(
-            f"a table of leasestore's name is something else: it lacks {', '.join(lacking)}",
-            lacking,
-            "rename it, or declare leasestore's tables under other names (JobMixin)",
+            f"a table of leasestore's name is something else: {'; '.join(found)}",
+            found,
+            "declare models of your own on JobMixin and RedriveMixin, under other table names",
         )
 
 
-def _run(connection: Connection) -> None:
-    scripts = ScriptDirectory(str(migrations()))
-    context = MigrationContext.configure(
-        connection,
-        opts={
-            "version_table": VERSION_TABLE,
-            "transactional_ddl": True,
-            "fn": lambda revision, _: scripts._upgrade_revs("head", revision),
-        },
-    )
-    with _one_at_a_time, Operations.context(context):
-        context.run_migrations()
+@contextmanager
+def _transaction(bind: Engine | Connection) -> Iterator[Connection]:
+    """The caller's transaction where there is one, else one immediate transaction."""
+    dialect = dialects.named(validation.bind(bind).dialect.name)
+    with connected(bind, dialect) as connection:
+        if connection.in_transaction():
+            join(connection, dialect, None)
+            yield connection
+        else:
+            with write_transaction(connection, dialect):
+                yield connection
+
+
+@contextmanager
+def _reading(bind: Engine | Connection) -> Iterator[Connection]:
+    dialect = dialects.named(validation.bind(bind).dialect.name)
+    with connected(bind, dialect) as connection:
+        if connection.in_transaction():
+            yield connection
+        else:
+            with read_transaction(connection, dialect):
+                yield connection
