@@ -1,0 +1,202 @@
+"""The asynchronous face: the same verbs on an `AsyncEngine`, by SQLAlchemy's `run_sync`.
+
+Needs the extra `asyncio` and an asynchronous driver (`aiosqlite` for SQLite). Clocks and fault
+points are plain callables, called where the synchronous verbs call them. A verb that is cancelled
+runs to its end first: it was done wholly or not at all, and leaves no transaction open and no
+connection checked out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+)
+
+from leasestore import validation
+from leasestore.clock import Clock
+from leasestore.delivery import Attempt, forward_only
+from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
+from leasestore.repository import EnlistedRepository, JobRepository
+from leasestore.tickets import Delivered, Event
+from leasestore.transactions import take_write_lock
+from leasestore.validation import Limits
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+AsyncSend = Callable[[Event], Awaitable[object]]
+
+
+def _mirrored(
+    verb: Callable[Concatenate[JobRepository, _P], _T],
+) -> Callable[Concatenate[AsyncJobRepository, _P], Coroutine[Any, Any, _T]]:
+    """The verb as a coroutine of the same signature."""
+
+    @functools.wraps(verb)
+    async def call(self: AsyncJobRepository, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._call(lambda repository: verb(repository, *args, **kwargs))
+
+    return call
+
+
+def _mirrored_within(
+    verb: Callable[Concatenate[EnlistedRepository, _P], _T],
+) -> Callable[Concatenate[AsyncEnlistedRepository, _P], Coroutine[Any, Any, _T]]:
+    @functools.wraps(verb)
+    async def call(self: AsyncEnlistedRepository, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._call(lambda repository: verb(repository, *args, **kwargs))
+
+    return call
+
+
+class AsyncJobRepository:
+    """`JobRepository` on an `AsyncEngine`, or a borrowed `AsyncConnection` without an open
+    transaction: the same arguments, verbs, answers and errors, awaited."""
+
+    def __init__(
+        self,
+        bind: AsyncEngine | AsyncConnection,
+        *,
+        job: type[JobMixin] = Job,
+        redrive: type[RedriveMixin] = Redrive,
+        limits: Limits = Limits(),
+    ) -> None:
+        if not isinstance(bind, AsyncEngine | AsyncConnection):
+            raise ValueError(
+                f"bind: expected an AsyncEngine or AsyncConnection, got {type(bind).__name__}; for "
+                "synchronous ones use JobRepository"
+            )
+        self._bind = bind
+        self._sync = JobRepository(bind.sync_engine, job=job, redrive=redrive, limits=limits)
+
+    enqueue = _mirrored(JobRepository.enqueue)
+    claim = _mirrored(JobRepository.claim)
+    finish = _mirrored(JobRepository.finish)
+    renew = _mirrored(JobRepository.renew)
+    release = _mirrored(JobRepository.release)
+    redrive = _mirrored(JobRepository.redrive)
+    get = _mirrored(JobRepository.get)
+    stuck = _mirrored(JobRepository.stuck)
+    recover = _mirrored(JobRepository.recover)
+
+    def within(
+        self,
+        session_or_connection: AsyncSession | async_scoped_session[Any] | AsyncConnection,
+    ) -> AsyncEnlistedRepository:
+        """The same verbs inside the transaction of this session or connection, as
+        `JobRepository.within`."""
+        return AsyncEnlistedRepository(self._sync, session_or_connection)
+
+    async def _call(self, verb: Callable[[JobRepository], _T]) -> _T:
+        return await _to_its_end(self._done(verb))
+
+    async def _done(self, verb: Callable[[JobRepository], _T]) -> _T:
+        if isinstance(self._bind, AsyncConnection):
+            return await self._on(self._bind, verb)
+        async with self._bind.connect() as connection:
+            return await self._on(connection, verb)
+
+    async def _on(self, connection: AsyncConnection, verb: Callable[[JobRepository], _T]) -> _T:
+        return await connection.run_sync(lambda sync: verb(self._sync._on(sync)))
+
+
+class AsyncEnlistedRepository:
+    """`EnlistedRepository` for an asynchronous session or connection, awaited."""
+
+    def __init__(
+        self,
+        repository: JobRepository,
+        host: AsyncSession | async_scoped_session[Any] | AsyncConnection,
+    ) -> None:
+        if not isinstance(host, AsyncSession | async_scoped_session | AsyncConnection):
+            raise ValueError(
+                "within: expected an AsyncSession, async_scoped_session or AsyncConnection, got "
+                f"{type(host).__name__}; for synchronous ones use JobRepository"
+            )
+        self._repository, self._host = repository, host
+
+    enqueue = _mirrored_within(EnlistedRepository.enqueue)
+    claim = _mirrored_within(EnlistedRepository.claim)
+    finish = _mirrored_within(EnlistedRepository.finish)
+    renew = _mirrored_within(EnlistedRepository.renew)
+    release = _mirrored_within(EnlistedRepository.release)
+    redrive = _mirrored_within(EnlistedRepository.redrive)
+    get = _mirrored_within(EnlistedRepository.get)
+    stuck = _mirrored_within(EnlistedRepository.stuck)
+    recover = _mirrored_within(EnlistedRepository.recover)
+
+    async def _call(self, verb: Callable[[EnlistedRepository], _T]) -> _T:
+        host = _resolved(self._host)
+        return await _to_its_end(
+            host.run_sync(lambda sync: verb(self._repository.within(sync))),
+        )
+
+
+def _resolved(
+    host: AsyncSession | async_scoped_session[Any] | AsyncConnection,
+) -> AsyncSession | AsyncConnection:
+    return host() if isinstance(host, async_scoped_session) else host
+
+
+async def _to_its_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Do work that no cancellation may break off, and let the cancellation go on after it.
+
+    Broken off within a statement, aiosqlite would leave it unfinished, and with it a lock on the
+    database until the garbage collector comes by.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from task.exception()
+    return task.result()
+
+
+@asynccontextmanager
+async def immediate(
+    session_or_connection: AsyncSession | async_scoped_session[Any] | AsyncConnection,
+    *,
+    bind_arguments: Mapping[str, Any] | None = None,
+) -> AsyncIterator[None]:
+    """`leasestore.immediate` for an asynchronous session or connection:
+    `async with immediate(session): ...`."""
+    async with session_or_connection.begin():
+        host = _resolved(session_or_connection)
+        await _to_its_end(host.run_sync(lambda sync: take_write_lock(sync, bind_arguments)))
+        yield
+
+
+async def run_once(
+    repository: AsyncJobRepository,
+    owner: str,
+    clock: Clock,
+    send: AsyncSend,
+    jitter: float,
+    lease_ms: int = 1000,
+) -> Delivered | None:
+    """`leasestore.run_once`, awaited: `send` is a coroutine function, awaited outside any
+    transaction. Cancelled while it sends, it leaves the claim as it is, and the lease ends by
+    itself."""
+    validation.jitter(jitter)
+    validation.send(send)
+    forward = forward_only(clock)
+    ticket = await repository.claim(owner, forward, lease_ms)
+    if ticket is None:
+        return None
+    with Attempt(ticket, jitter) as attempt:
+        attempt.acknowledge(await send(attempt.event))
+    status = await repository.finish(ticket, attempt.outcome, forward, attempt.delay_ms)
+    return attempt.delivered(status)
