@@ -1,0 +1,45 @@
+"""Ending by a signal, with everything cleaned up on the way."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+# SIGHUP is not everywhere.
+_ENDING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+
+
+class Interrupted(BaseException):
+    """A signal came that asks to end; `exit_code` is the shell's for it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise `Interrupted` at the first signal that asks to end, and ignore further ones.
+
+    A second Ctrl-C would otherwise interrupt the cleaning up after the first. A signal that is
+    ignored from outside, as by nohup, stays ignored.
+    """
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        for one in heeded:
+            signal.signal(one, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    for number in heeded:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
