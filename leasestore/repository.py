@@ -157,7 +157,7 @@ class EnlistedRepository(Verbs):
     def _write(self, work: Callable[[Connection], _T], fault: Fault | None = None) -> _T:
         connection = self._connection()
         with _schema_named(self._queue, connection):
-            join(connection, self._queue.dialect, self._queue.tables[0])
+            join(connection, self._queue.dialect, self._queue.statements.no_change)
             answer = work(connection)
         self._host.show()
         return answer

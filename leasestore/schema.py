@@ -24,7 +24,7 @@ VERSION_TABLE = "leasestore_alembic_version"
 
 Position = Literal["absent", "unversioned", "behind", "current", "ahead"]
 
-_Steps = Callable[[Any, MigrationContext], Iterable[Any]]
+_Plan = Callable[[Any, MigrationContext], Iterable[Any]]
 
 
 def migrations() -> Path:
@@ -39,7 +39,8 @@ def upgrade(bind: Engine | Connection, to: str = "head") -> None:
 
     What is absent is made, rows stay. Two tables that are exactly the contract's, but have no
     position, as plain `sqlite3` code makes them, are taken over. Safe to call from several
-    threads and processes at once, and after a failure: it is done wholly or not at all.
+    threads and processes at once, and after a failure: it is done wholly or not at all. Tables
+    that a newer leasestore has made are left as they are; this one works with them.
 
     Args:
         bind: an `Engine`, or a `Connection`; if that is in a transaction, the upgrade becomes
@@ -49,18 +50,30 @@ def upgrade(bind: Engine | Connection, to: str = "head") -> None:
     Raises:
         SchemaError: a table of the same name is something else. Nothing was changed.
         StoreBusy: the write lock was not free in time. Nothing was changed.
+        ValueError: there is no such revision.
     """
+    scripts = _scripts()
+    _known(scripts, to=to)
     with _transaction(bind) as connection:
-        if _context(connection).get_current_revision() is None:
+        revision = _context(connection).get_current_revision()
+        if revision is None:
             _refuse_strangers(connection)
-        _run(connection, lambda scripts: lambda heads, _: scripts._upgrade_revs(to, heads))
+        elif revision not in _revisions(scripts):
+            return
+        _run(connection, scripts, lambda heads, _: scripts._upgrade_revs(to, heads))
 
 
 def downgrade(bind: Engine | Connection, to: str = "base") -> None:
     """Go back to a revision, in one immediate transaction; to `base` drops the tables with all
     their rows. Arguments and errors as for `upgrade`."""
+    scripts = _scripts()
+    _known(scripts, to=to)
     with _transaction(bind) as connection:
-        _run(connection, lambda scripts: lambda heads, _: scripts._downgrade_revs(to, heads))
+        revision = _context(connection).get_current_revision()
+        if revision not in (None, *_revisions(scripts)):
+            problem = f"the tables are at {revision}, made by a newer leasestore"
+            raise SchemaError(problem, (), "go back with that release")
+        _run(connection, scripts, lambda heads, _: scripts._downgrade_revs(to, heads))
 
 
 def stamp(bind: Engine | Connection, to: str = "head") -> None:
@@ -71,12 +84,14 @@ def stamp(bind: Engine | Connection, to: str = "head") -> None:
     Raises:
         SchemaError: a table is absent, or is not the contract's. Nothing was changed.
     """
+    scripts = _scripts()
+    _known(scripts, to=to)
     with _transaction(bind) as connection:
         _refuse_strangers(connection)
         absent = operations.missing(connection, _tables())
         if absent:
             raise operations.schema_error(absent)
-        _context(connection).stamp(_scripts(), to)
+        _context(connection).stamp(scripts, to)
 
 
 def upgrade_inline(op: Any, to: str = "head", *, since: str = "base") -> None:
@@ -95,13 +110,17 @@ def upgrade_inline(op: Any, to: str = "head", *, since: str = "base") -> None:
         to: the last of leasestore's revisions to apply.
         since: the last that an earlier revision of the application applied.
     """
-    for script in reversed(list(_scripts().iterate_revisions(to, since))):
+    scripts = _scripts()
+    _known(scripts, to=to, since=since)
+    for script in reversed(list(scripts.iterate_revisions(to, since))):
         _with_op(script, op).upgrade()
 
 
 def downgrade_inline(op: Any, to: str = "base", *, since: str = "head") -> None:
     """Undo `upgrade_inline` in the application's own `downgrade()`: from `since` back to `to`."""
-    for script in _scripts().iterate_revisions(since, to):
+    scripts = _scripts()
+    _known(scripts, to=to, since=since)
+    for script in scripts.iterate_revisions(since, to):
         _with_op(script, op).downgrade()
 
 
@@ -116,6 +135,7 @@ def sql(database: str = "sqlite", *, since: str = "base", to: str = "head") -> s
     dialects.named(database)
     written = io.StringIO()
     scripts = _scripts()
+    _known(scripts, to=to, since=since)
     context = MigrationContext.configure(
         dialect_name=database,
         opts={
@@ -164,8 +184,7 @@ def position(bind: Engine | Connection) -> Position:
         return "absent" if missing else "unversioned"
     if revision == scripts.get_current_head():
         return "current"
-    known = {script.revision for script in scripts.walk_revisions()}
-    return "behind" if revision in known else "ahead"
+    return "behind" if revision in _revisions(scripts) else "ahead"
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
@@ -185,14 +204,24 @@ def _scripts() -> ScriptDirectory:
     return ScriptDirectory(str(migrations()))
 
 
+def _revisions(scripts: ScriptDirectory) -> list[str]:
+    return [script.revision for script in scripts.walk_revisions()][::-1]
+
+
+def _known(scripts: ScriptDirectory, **arguments: str) -> None:
+    known = ["base", *_revisions(scripts), "head"]
+    for name, revision in arguments.items():
+        if revision not in known:
+            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {revision!r}")
+
+
 def _context(connection: Connection, **settings: Any) -> MigrationContext:
     options = {"version_table": VERSION_TABLE, "transactional_ddl": True, **settings}
     return MigrationContext.configure(connection, opts=options)
 
 
-def _run(connection: Connection, plan: Callable[[ScriptDirectory], _Steps]) -> None:
-    scripts = _scripts()
-    context = _context(connection, fn=plan(scripts))
+def _run(connection: Connection, scripts: ScriptDirectory, plan: _Plan) -> None:
+    context = _context(connection, fn=plan)
     _bind_op(scripts, context)
     context.run_migrations()
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
     bindparam,
     case,
     exists,
+    false,
     literal_column,
     null,
     or_,
@@ -270,6 +271,11 @@ class Statements:
         )
 
     # Shared
+
+    @cached_property
+    def no_change(self) -> Update:
+        """Changes nothing, and takes what lock there is for changing something."""
+        return update(self._job).where(false()).values(qty=self._job.c.qty)
 
     def _free(self, *conditions: ColumnElement[bool], **changes: Any) -> Update:
         """A conditional UPDATE after which nobody holds the row."""

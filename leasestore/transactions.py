@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RootTransaction, Table
+from sqlalchemy import Connection, Engine, RootTransaction, Update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
@@ -83,7 +83,7 @@ def read_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]
         _abandon(connection, transaction, dialect)
 
 
-def join(connection: Connection, dialect: Dialect, table: Table | None) -> None:
+def join(connection: Connection, dialect: Dialect, no_change: Update | None) -> None:
     """Take the write lock in a transaction of the caller's, which the caller ends.
 
     Raises:
@@ -91,7 +91,7 @@ def join(connection: Connection, dialect: Dialect, table: Table | None) -> None:
         UnsupportedEngine: the caller's rollback would not undo a change made now.
     """
     with _busy_named(dialect, _RUN_AGAIN):
-        dialect.join(connection, table)
+        dialect.join(connection, no_change)
 
 
 @contextmanager

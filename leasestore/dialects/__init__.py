@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Table, Update
 
 from leasestore.dialects import sqlite
 from leasestore.errors import UnsupportedEngine
@@ -32,10 +32,11 @@ class Dialect(Protocol):
         Raises `UnsupportedEngine` also where SQLAlchemy's rollback would not undo it.
         """
 
-    def join(self, connection: Connection, table: Table | None, /) -> None:
+    def join(self, connection: Connection, no_change: Update | None, /) -> None:
         """Make the caller's transaction hold the write lock, where the database has one.
 
-        Without a table, the lock may come with the next statement that writes.
+        `no_change` is an UPDATE that changes nothing; without it, the lock may come with the next
+        statement that writes.
 
         Raises `UnsupportedEngine` where the caller's rollback would not undo what follows, and
         the driver's error where the lock cannot be had (`is_busy` tells).

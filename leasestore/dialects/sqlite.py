@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Connection, Table, false, text, update
+from sqlalchemy import CheckConstraint, Connection, Table, Update, text
 from sqlalchemy.dialects.sqlite import insert as insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
@@ -18,7 +18,8 @@ from leasestore.backoff import lock_steps
 from leasestore.errors import UnsupportedEngine
 
 _OLDEST = (3, 35, 0)  # RETURNING
-_BEGUN = "leasestore_begun"
+# In the connection's info: the transaction that has the write lock, taken outside any savepoint.
+_LOCKED = "leasestore_locked"
 
 
 def check_version() -> None:
@@ -43,7 +44,7 @@ def take_write_lock(connection: Connection) -> None:
             "BEGIN IMMEDIATE left the driver outside a transaction: something between SQLAlchemy "
             "and SQLite ends transactions by itself"
         )
-    connection.info[_BEGUN] = connection.get_transaction()
+    connection.info[_LOCKED] = connection.get_transaction()
 
 
 def begin_for_caller(connection: Connection) -> None:
@@ -57,43 +58,42 @@ def begin_for_caller(connection: Connection) -> None:
     take_write_lock(connection)
 
 
-def join(connection: Connection, table: Table | None) -> None:
+def join(connection: Connection, no_change: Update | None) -> None:
     """Take the write lock in the caller's transaction, which has to be a real one.
 
     The driver's default mode begins only at the first change: begun here instead, it is the
     same transaction, with the lock, and a savepoint cannot become the whole of it.
     """
     _refuse_autocommit(connection)
-    driver = _driver(connection)
-    if driver.in_transaction:
-        if connection.in_nested_transaction() and not _outlasts_a_savepoint(connection):
+    driver, root = _driver(connection), connection.get_transaction()
+    if not driver.in_transaction:
+        if driver.isolation_level is None:
             raise UnsupportedEngine(
-                "this transaction may have begun with its SAVEPOINT, whose release would commit "
-                "what your rollback should undo: begin the unit of work with "
-                "leasestore.immediate(session), or use SQLAlchemy's begin recipe for SQLite"
+                "this engine is in autocommit mode and has no transaction to join: begin the unit "
+                "of work with leasestore.immediate(session), or use the repository outside of it"
             )
-        if table is not None:
-            connection.execute(update(table).values(qty=table.c.qty).where(false()))
-    elif driver.isolation_level is None:
-        raise UnsupportedEngine(
-            "this engine is in autocommit mode and has no transaction to join: begin the unit of "
-            "work with leasestore.immediate(session), or use the repository outside of it"
-        )
-    else:
         with _cursor(connection) as cursor:
             _begin_immediate(cursor)
-        connection.info[_BEGUN] = connection.get_transaction()
+    elif connection.info.get(_LOCKED) is root:
+        return
+    elif connection.in_nested_transaction() and not _outlasts_a_savepoint(connection):
+        raise UnsupportedEngine(
+            "this transaction may have begun with its SAVEPOINT, whose release would commit what "
+            "your rollback should undo: begin the unit of work with leasestore.immediate(session), "
+            "or use SQLAlchemy's begin recipe for SQLite"
+        )
+    elif no_change is None:
+        return
+    else:
+        connection.execute(no_change)
+    if not connection.in_nested_transaction():
+        connection.info[_LOCKED] = root
 
 
 def _outlasts_a_savepoint(connection: Connection) -> bool:
     """Whether the transaction is known to have begun before any savepoint in it."""
-    driver = _driver(connection)
-    has_begin_recipe = driver.isolation_level is None and bool(connection.dispatch.begin)
-    return (
-        connection.info.get(_BEGUN) is connection.get_transaction()
-        or has_begin_recipe
-        or _autocommit(connection) is False
-    )
+    has_begin_recipe = _driver(connection).isolation_level is None and connection.dispatch.begin
+    return bool(has_begin_recipe) or _autocommit(connection) is False
 
 
 def _refuse_autocommit(connection: Connection) -> None:
