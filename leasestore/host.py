@@ -18,9 +18,11 @@ class Host(Protocol):
 
     def connection(self) -> Connection:
         """The connection of the application's transaction, with its own work flushed to it."""
+        ...
 
     def show(self) -> None:
         """Let the application's loaded objects have the values that their rows have now."""
+        ...
 
 
 class ConnectionHost:

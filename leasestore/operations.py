@@ -245,12 +245,12 @@ def _ticket(connection: Connection, statement: Any, bound: Mapping[str, object])
     rows = connection.execute(statement, bound).all()
     if not rows:
         return None
-    ((job_id, qty, owner, token, attempt, lease_until),) = rows
+    (row,) = rows
     return {
-        "id": job_id,
-        "qty": qty,
-        "owner": owner,
-        "token": token,
-        "attempt": attempt,
-        "lease_until": lease_until,
+        "id": row.id,
+        "qty": row.qty,
+        "owner": row.owner,
+        "token": row.token,
+        "attempt": row.attempts,
+        "lease_until": row.lease_until,
     }

@@ -79,7 +79,7 @@ class JobRepository(Verbs):
             write_transaction(connection, dialect),
         ):
             answer = work(connection)
-        if fault is not None and answer is not None and answer is not False:
+        if fault is not None and _changed(answer):
             fault("after-commit")
         return answer
 
@@ -175,6 +175,10 @@ class EnlistedRepository(Verbs):
                 f"got one to {connection.dialect.name}; give each database its own repository"
             )
         return connection
+
+
+def _changed(answer: object) -> bool:
+    return answer is not None and answer is not False
 
 
 @contextmanager

@@ -170,7 +170,7 @@ class Verbs(ABC):
         delay = validation.delay_ms(delay_ms, self._queue.limits)
         validation.fault(fault)
         own = validation.values(values, self._queue.own)
-        status = self._write(
+        status: Status | None = self._write(
             lambda connection: operations.finish(
                 connection, self._queue.statements, checked, outcome, now(), delay, own, fault
             ),

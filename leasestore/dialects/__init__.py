@@ -15,9 +15,11 @@ class Dialect(Protocol):
 
     def check_version(self, /) -> None:
         """Raise `UnsupportedEngine` where the database is too old for the contract."""
+        ...
 
     def insert(self, table: Table, /) -> Any:
         """An INSERT that knows `on_conflict_do_nothing`."""
+        ...
 
     def take_write_lock(self, connection: Connection, /) -> None:
         """Make the transaction just begun the only writer; nothing has been read in it yet.
@@ -25,12 +27,14 @@ class Dialect(Protocol):
         Raises `UnsupportedEngine` where that cannot hold, and the driver's error where the
         lock was not free within the engine's timeout (`is_busy` tells).
         """
+        ...
 
     def begin_for_caller(self, connection: Connection, /) -> None:
         """The same for a transaction that the application ends.
 
         Raises `UnsupportedEngine` also where SQLAlchemy's rollback would not undo it.
         """
+        ...
 
     def join(self, connection: Connection, no_change: Update | None, /) -> None:
         """Make the caller's transaction hold the write lock, where the database has one.
@@ -41,21 +45,27 @@ class Dialect(Protocol):
         Raises `UnsupportedEngine` where the caller's rollback would not undo what follows, and
         the driver's error where the lock cannot be had (`is_busy` tells).
         """
+        ...
 
     def differences(self, connection: Connection, table: Table, /) -> list[str]:
         """What this table, which exists, lacks of what SQLAlchemy does not reflect."""
+        ...
 
     def in_transaction(self, connection: Connection, /) -> bool:
         """Whether the driver still holds a transaction open that it did not open by itself."""
+        ...
 
     def is_busy(self, error: BaseException, /) -> bool:
         """Whether this error says only that somebody else held a lock for too long."""
+        ...
 
     def is_not_a_database(self, error: BaseException, /) -> bool:
         """Whether this error says that the file holds something else."""
+        ...
 
     def may_lack_tables(self, error: BaseException, /) -> bool:
         """Whether this error can come from tables that are not there, or not even a database."""
+        ...
 
 
 _DIALECTS: dict[str, Dialect] = {"sqlite": sqlite}

@@ -1,0 +1,160 @@
+"""The SQL itself: what each verb sends, and that every later write shows the whole ticket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql import ClauseElement
+
+from leasestore import JobRepository, Ticket
+from leasestore.models import Job
+from leasestore.statements import Statements
+from tests.support import insert_row, make_file
+
+DIALECTS: dict[str, tuple[Any, Any]] = {
+    "sqlite": (sqlite.dialect(), sqlite.insert),
+    "postgresql": (postgresql.dialect(), postgresql.insert),  # type: ignore[no-untyped-call]
+}
+TICKET = {"id", "qty", "owner", "token", "attempts", "lease_until"}
+
+
+@pytest.fixture(params=DIALECTS)
+def compiled(request: pytest.FixtureRequest) -> Callable[[Callable[[Statements], Any]], str]:
+    dialect, insert = DIALECTS[request.param]
+    tables = Job.metadata.tables
+    statements = Statements(tables["jobs"], tables["redrives"], {}, insert)
+
+    def text(pick: Callable[[Statements], ClauseElement]) -> str:
+        return re.sub(r"\s+", " ", str(pick(statements).compile(dialect=dialect)))
+
+    return text
+
+
+BY_TICKET: dict[str, Callable[[Statements], Any]] = {
+    "finish ok": lambda s: s.finish("ok"),
+    "finish retry": lambda s: s.finish("retry"),
+    "finish permanent": lambda s: s.finish("permanent"),
+    "renew": lambda s: s.renew,
+    "release": lambda s: s.release,
+}
+UPDATES: dict[str, Callable[[Statements], Any]] = {
+    **BY_TICKET,
+    "claim": lambda s: s.claim,
+    "claim one": lambda s: s.claim_one,
+    "deadline": lambda s: s.sweep["deadline"],
+    "exhausted": lambda s: s.sweep["exhausted"],
+    "deadline of one": lambda s: s.sweep_one["deadline"],
+    "exhausted of one": lambda s: s.sweep_one["exhausted"],
+    "recover": lambda s: s.recover,
+    "revive": lambda s: s.revive,
+}
+
+
+@pytest.mark.parametrize("verb", BY_TICKET)
+def test_a_write_by_ticket_is_one_update_that_shows_all_of_it(verb: str, compiled: Any) -> None:
+    sql = compiled(BY_TICKET[verb])
+    assert sql.startswith("UPDATE jobs SET ")
+    assert ";" not in sql
+    condition = sql.partition(" WHERE ")[2]
+    assert set(re.findall(r"jobs\.(\w+) = [^']", condition)) == TICKET
+    assert "jobs.status = 'leased'" in condition
+
+
+@pytest.mark.parametrize("verb", ["finish ok", "finish retry", "finish permanent", "renew"])
+def test_what_needs_a_live_lease_asks_for_the_time(verb: str, compiled: Any) -> None:
+    condition = compiled(BY_TICKET[verb]).partition(" WHERE ")[2]
+    assert re.search(r"jobs\.lease_until > ", condition)
+    assert re.search(r"jobs\.deadline > ", condition)
+
+
+@pytest.mark.parametrize("verb", UPDATES)
+def test_statuses_are_written_out_so_that_a_partial_index_can_serve(
+    verb: str, compiled: Any
+) -> None:
+    sql = compiled(UPDATES[verb])
+    assert " WHERE " in sql
+    assert not re.search(r"jobs\.status (=|IN) [?%(:]", sql)
+
+
+def test_an_enqueue_yields_and_burns_no_seq_for_the_common_duplicate(compiled: Any) -> None:
+    sql = compiled(lambda s: s.enqueue())
+    assert sql.startswith("INSERT INTO jobs (id, qty, status, ")
+    assert "WHERE NOT (EXISTS (SELECT" in sql
+    assert sql.endswith("ON CONFLICT (id) DO NOTHING")
+
+
+def test_an_audit_row_is_written_only_for_a_dead_job(compiled: Any) -> None:
+    sql = compiled(lambda s: s.audit)
+    assert sql.startswith(
+        "INSERT INTO redrives (id, token, at_ms, note) SELECT jobs.id, jobs.token"
+    )
+    assert sql.endswith("AND jobs.status = 'dead'")
+
+
+# How many statements a verb sends, beside BEGIN and COMMIT.
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return make_file(tmp_path / "queue.db")
+
+
+@pytest.fixture
+def engine(file: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{file}")
+    yield engine
+    engine.dispose()
+
+
+HELD: Ticket = {
+    "id": "held", "qty": 1, "owner": "me", "token": 1, "attempt": 1, "lease_until": 900,
+}  # fmt: skip
+
+SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
+    "enqueue": (lambda r: r.enqueue({"id": "new", "qty": 1}, 0, 1000), ["INSERT"]),
+    "duplicate": (lambda r: r.enqueue({"id": "ready", "qty": 1}, 0, 9), ["INSERT", "SELECT"]),
+    "claim": (lambda r: r.claim("me", 5), ["UPDATE", "UPDATE", "UPDATE"]),
+    "claim one": (lambda r: r.claim("me", 5, job_id="ready"), ["UPDATE", "UPDATE", "UPDATE"]),
+    "finish": (lambda r: r.finish(HELD, "ok", 5), ["UPDATE"]),
+    "retry": (lambda r: r.finish(HELD, "retry", 5), ["UPDATE"]),
+    "renew": (lambda r: r.renew(HELD, 5), ["UPDATE"]),
+    "release": (lambda r: r.release(HELD), ["UPDATE"]),
+    "redrive": (lambda r: r.redrive("dead", 5, 1000, "why"), ["INSERT", "UPDATE"]),
+    "get": (lambda r: r.get("ready"), ["SELECT"]),
+    "stuck": (lambda r: r.stuck(5), ["SELECT"]),
+    "recover": (lambda r: r.recover(5), ["UPDATE", "UPDATE", "UPDATE"]),
+}
+
+
+@pytest.mark.parametrize("verb", SENT)
+def test_no_verb_sends_more_than_it_needs(verb: str, engine: Engine, file: Path) -> None:
+    insert_row(file, id="ready")
+    insert_row(file, id="held", status="leased", attempts=1, token=1, owner="me", lease_until=900)
+    insert_row(file, id="dead", status="dead", attempts=3, token=3, reason="permanent")
+    call, expected = SENT[verb]
+    jobs = JobRepository(engine)
+    sent: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        sent.append(statement.partition(" ")[0])
+
+    assert call(jobs) is not None
+    assert sent == expected
+
+
+def test_the_applications_tracing_sees_every_statement(engine: Engine, file: Path) -> None:
+    seen: list[str] = []
+    event.listen(engine, "begin", lambda _: seen.append("BEGIN"))
+    event.listen(engine, "commit", lambda _: seen.append("COMMIT"))
+    event.listen(
+        engine, "before_cursor_execute", lambda *args: seen.append(args[2].partition(" ")[0])
+    )
+    JobRepository(engine).enqueue({"id": "new", "qty": 1}, 0, 1000)
+    assert seen == ["BEGIN", "INSERT", "COMMIT"]
