@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from leasestore.backoff import retry_delay
 from leasestore.clock import Clock, system_clock
-from leasestore.delivery import run_once
+from leasestore.delivery import Attempt, run_once
 from leasestore.errors import (
     BadAck,
     Conflict,
     LeaseStoreError,
+    NotDead,
     Permanent,
     Retryable,
     SchemaError,
@@ -24,6 +25,7 @@ from leasestore.transactions import immediate
 from leasestore.validation import Fault, Limits
 
 __all__ = [
+    "Attempt",
     "BadAck",
     "Clock",
     "Conflict",
@@ -37,6 +39,7 @@ __all__ = [
     "JobState",
     "LeaseStoreError",
     "Limits",
+    "NotDead",
     "Outcome",
     "Permanent",
     "QueueFile",

@@ -4,6 +4,10 @@ Needs the extra `asyncio` and an asynchronous driver (`aiosqlite` for SQLite). C
 points are plain callables, called where the synchronous verbs call them. A verb that is cancelled
 runs to its end first: it was done wholly or not at all, and leaves no transaction open and no
 connection checked out.
+
+That holds for the verbs, not for the statements of an application's own between them: cancelled
+within one of those, aiosqlite can keep the write lock until the garbage collector comes by. An
+application that cancels units of work (most web servers do not) awaits them in `asyncio.shield`.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from leasestore.delivery import Attempt, forward_only
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
 from leasestore.repository import EnlistedRepository, JobRepository
 from leasestore.tickets import Delivered, Event
-from leasestore.transactions import take_write_lock
+from leasestore.transactions import take_write_lock, unbegun
 from leasestore.validation import Limits
 
 _P = ParamSpec("_P")
@@ -173,8 +177,8 @@ async def immediate(
 ) -> AsyncIterator[None]:
     """`leasestore.immediate` for an asynchronous session or connection:
     `async with immediate(session): ...`."""
-    async with session_or_connection.begin():
-        host = _resolved(session_or_connection)
+    host = _resolved(session_or_connection)
+    async with unbegun(host).begin():
         await _to_its_end(host.run_sync(lambda sync: take_write_lock(sync, bind_arguments)))
         yield
 

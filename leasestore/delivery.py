@@ -69,14 +69,31 @@ def run_once(
 class Attempt:
     """One sending of a claimed job: the event to send, and what came of it.
 
-    As a context manager it takes the errors that classify a failure; every other one goes on.
+    The middle of `run_once`, for those who claim and finish themselves, say because the finish
+    belongs into a transaction of the application's:
+
+        with Attempt(ticket, jitter) as attempt:
+            attempt.acknowledge(send(attempt.event))
+        with immediate(session):
+            jobs.within(session).finish(ticket, attempt.outcome, clock, attempt.delay_ms)
+
+    As a context manager it takes `Retryable` and `Permanent`; every other error goes on.
+
+    Args:
+        ticket: of the claimed job.
+        jitter: 0 to 1, scales the delay before a retry, as in `run_once`.
+
+    Attributes:
+        event: a new dict of the job's `id` and `qty`.
+        outcome: `ok`, `retry` or `permanent`, once the block has ended.
+        delay_ms: for the finish; 0 unless the outcome is `retry`.
     """
 
     outcome: Outcome
     delay_ms = 0
 
     def __init__(self, ticket: Ticket, jitter: float) -> None:
-        self._ticket, self._jitter = ticket, jitter
+        self._ticket, self._jitter = ticket, validation.jitter(jitter)
         # A dict of its own: whatever `send` does to it, the ticket in hand is unharmed.
         self.event: Event = {"id": ticket["id"], "qty": ticket["qty"]}
 

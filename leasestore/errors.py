@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leasestore.tickets import JobState, Ticket
+from leasestore.tickets import JobState, Status, Ticket
 
 
 class LeaseStoreError(Exception):
@@ -68,6 +68,22 @@ class StaleTicket(LeaseStoreError):
 
     def __reduce__(self) -> tuple[type[StaleTicket], tuple[Ticket, JobState | None]]:
         return type(self), (self.ticket, self.row)
+
+
+class NotDead(LeaseStoreError, ValueError):
+    """Only a dead job can be redriven.
+
+    Attributes: `job_id`, and `status`, what the job is instead (`None`: there is no such job).
+    """
+
+    def __init__(self, job_id: str, status: Status | None) -> None:
+        found = "there is no such job" if status is None else f"it is {status}"
+        super().__init__(f"job_id: expected the id of a dead job, got {job_id!r}: {found}")
+        self.job_id = job_id
+        self.status: Status | None = status
+
+    def __reduce__(self) -> tuple[type[NotDead], tuple[str, Status | None]]:
+        return type(self), (self.job_id, self.status)
 
 
 class StoreBusy(LeaseStoreError):

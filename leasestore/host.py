@@ -9,7 +9,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.orm.attributes import set_committed_value
 
-from leasestore import operations
+from leasestore import operations, validation
 from leasestore.models import JobMixin
 
 
@@ -72,11 +72,5 @@ class SessionHost:
 
 
 def host_of(value: object, job: type[JobMixin]) -> Host:
-    if isinstance(value, Connection):
-        return ConnectionHost(value)
-    if isinstance(value, Session | scoped_session):
-        return SessionHost(value, job)
-    raise ValueError(
-        "within: expected a Session, scoped_session or Connection, got "
-        f"{type(value).__name__}; for those of sqlalchemy.ext.asyncio use AsyncJobRepository"
-    )
+    host = validation.host(value)
+    return ConnectionHost(host) if isinstance(host, Connection) else SessionHost(host, job)

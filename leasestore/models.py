@@ -28,6 +28,16 @@ _NEVER_REUSED = {"sqlite_autoincrement": True}
 _STATUS_RULE = "status IN ('pending','leased','done','dead')"
 
 
+def _refuse_other_table_maker(model: type, mixin: type) -> None:
+    """Some bases, as Flask-SQLAlchemy's, make tables too; then the mixin has to come first."""
+    maker = next(base for base in model.__mro__ if "__table_cls__" in vars(base))
+    if not issubclass(maker, mixin):
+        raise ValueError(
+            f"{model.__name__}: expected {mixin.__name__} as the first base class, got one behind "
+            f"{maker.__name__}, which makes tables without the constraints of {mixin.__name__}"
+        )
+
+
 class JobMixin:
     """The contract's twelve columns (CONTRACT.md, "Schema"), for a job model on any `Base`.
 
@@ -40,6 +50,10 @@ class JobMixin:
     """
 
     __tablename__: str
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        _refuse_other_table_maker(cls, JobMixin)
+        super().__init_subclass__(**settings)
 
     seq: Mapped[int] = mapped_column(_Long, primary_key=True, sort_order=-12)
     id: Mapped[str] = mapped_column(Text, sort_order=-11)
@@ -67,6 +81,10 @@ class RedriveMixin:
     """The audit of redrives (CONTRACT.md, "redrive"): one row each, never changed."""
 
     __tablename__: str
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        _refuse_other_table_maker(cls, RedriveMixin)
+        super().__init_subclass__(**settings)
 
     seq: Mapped[int] = mapped_column(_Long, primary_key=True, sort_order=-5)
     id: Mapped[str] = mapped_column(Text, sort_order=-4)

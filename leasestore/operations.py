@@ -11,7 +11,8 @@ from sqlalchemy import Column, Connection, RowMapping, Table, UniqueConstraint, 
 from sqlalchemy.types import NullType
 
 from leasestore.dialects import Dialect
-from leasestore.errors import Conflict, SchemaError
+from leasestore.errors import Conflict, NotDead, SchemaError
+from leasestore.models import Job
 from leasestore.statements import Statements, own_parameters, parameters
 from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
 from leasestore.validation import Fault
@@ -136,8 +137,7 @@ def redrive(
     bound = parameters(id=job_id, now=now, note=note, deadline=now + ttl_ms)
     if not connection.execute(statements.audit, bound).rowcount:
         row = get(connection, statements, job_id)
-        found = "there is no such job" if row is None else f"it is {row['status']}"
-        raise ValueError(f"job_id: expected the id of a dead job, got {job_id!r}: {found}")
+        raise NotDead(job_id, row["status"] if row else None)
     _pass(fault, "after-audit")
     connection.execute(statements.revive, bound)
     _pass(fault, "after-redrive")
@@ -220,12 +220,13 @@ def _described(connection: Connection, column: Mapping[str, Any]) -> str:
 
 def schema_error(missing: Iterable[str]) -> SchemaError:
     names = list(missing)
-    return SchemaError(
-        f"the database lacks {', '.join(names)}",
-        names,
-        "leasestore.schema.upgrade(engine), or `leasestore upgrade --db URL`, makes the default "
-        "tables; those of your own models are made by your own migrations",
+    defaults = {name.partition(".")[0] for name in names} & Job.metadata.tables.keys()
+    remedy = (
+        "leasestore.schema.upgrade(engine), or `leasestore upgrade --db URL`, makes them"
+        if defaults
+        else "make them by a migration of your own, as `alembic revision --autogenerate` writes it"
     )
+    return SchemaError(f"the database lacks {', '.join(names)}", names, remedy)
 
 
 def _shown(ticket: Ticket) -> dict[str, object]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, RootTransaction, Update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from leasestore import dialects
+from leasestore import dialects, validation
 from leasestore.dialects import Dialect
 from leasestore.errors import StoreBusy, UnsupportedEngine
 
@@ -117,16 +117,34 @@ def immediate(
     Raises:
         StoreBusy: the lock was not free in time; the block has not run.
         UnsupportedEngine: this engine cannot hold an immediate transaction.
-        sqlalchemy.exc.InvalidRequestError: a transaction is open already.
+        ValueError: a transaction is open already (a session that has only read has one too:
+            `commit()` or `rollback()` it first), or no session or connection was given.
     """
-    with session_or_connection.begin():
-        take_write_lock(session_or_connection, bind_arguments)
+    host = validation.host(session_or_connection)
+    begun = unbegun(host() if isinstance(host, scoped_session) else host)
+    with begun.begin():
+        take_write_lock(begun, bind_arguments)
         yield
 
 
-def take_write_lock(
-    begun: Session | scoped_session[Any] | Connection, bind_arguments: Mapping[str, Any] | None
-) -> None:
+class _Beginner(Protocol):
+    def in_transaction(self) -> bool: ...
+
+
+_B = TypeVar("_B", bound=_Beginner)
+
+
+def unbegun(session_or_connection: _B) -> _B:
+    """The same, if it has no transaction open."""
+    if session_or_connection.in_transaction():
+        raise ValueError(
+            "session: expected one without an open transaction, got one that has begun, as every "
+            "session has that has read something; commit() or rollback() it first"
+        )
+    return session_or_connection
+
+
+def take_write_lock(begun: Session | Connection, bind_arguments: Mapping[str, Any] | None) -> None:
     """Make a transaction that was begun just now, and has done nothing yet, an immediate one."""
     connection = (
         begun

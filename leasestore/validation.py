@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session, scoped_session
 
 from leasestore.clock import Clock
 from leasestore.tickets import Event, Outcome, Ticket
@@ -213,9 +214,17 @@ def queue_path(value: object) -> Path:
     return Path(path).absolute()
 
 
+def host(value: object) -> Session | scoped_session[Any] | Connection:
+    if not isinstance(value, Session | scoped_session | Connection):
+        remedy = "; asynchronous ones have leasestore.aio"
+        _refuse("session", "a Session, scoped_session or Connection", value, remedy)
+    return value
+
+
 def bind(value: object) -> Engine | Connection:
     if not isinstance(value, (Engine, Connection)):
-        _refuse("bind", "a SQLAlchemy Engine or Connection", value)
+        remedy = "; asynchronous ones have leasestore.aio, or run_sync for what it lacks"
+        _refuse("bind", "a SQLAlchemy Engine or Connection", value, remedy)
     return value
 
 

@@ -247,7 +247,7 @@ class Verbs(ABC):
             True.
 
         Raises:
-            ValueError: there is no such job, or it is not dead (the error says what it is).
+            NotDead: there is no such job, or it is not dead; a `ValueError`, like bad arguments.
         """
         validation.identifier("job_id", job_id)
         now = validation.moment(now_ms, self._queue.limits)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, select
-from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from leasestore import StoreBusy, UnsupportedEngine, immediate
@@ -88,19 +87,29 @@ def test_busy_runs_nothing_of_the_block(path: Path) -> None:
     engine.dispose()
 
 
-def test_a_transaction_that_is_open_already_is_sqlalchemys_own_error(
+def test_a_session_that_has_read_already_is_told_to_end_that_first(
     default_engine: Engine,
 ) -> None:
     with Session(default_engine) as session:
         session.scalars(select(Order)).all()
-        with pytest.raises(InvalidRequestError, match="already begun"), immediate(session):
+        refused = pytest.raises(ValueError, match=r"commit\(\) or rollback\(\) it first")
+        with refused, immediate(session):
             pytest.fail("the block ran")
+        session.rollback()
+        with immediate(session):
+            assert session.scalars(select(Order)).all() == []
 
 
 def test_several_engines_need_to_know_whose_lock(default_engine: Engine, path: Path) -> None:
     session = Session(binds={Delivery: default_engine})
     with session, immediate(session, bind_arguments={"mapper": Delivery}):
         assert locked(path)
+
+
+def test_anything_else_is_refused(default_engine: Engine) -> None:
+    refused = pytest.raises(ValueError, match="expected a Session, scoped_session or Connection")
+    with refused, immediate(default_engine):  # type: ignore[arg-type]
+        pytest.fail("the block ran")
 
 
 def test_an_engine_that_would_not_roll_back_is_refused(path: Path) -> None:

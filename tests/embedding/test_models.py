@@ -18,6 +18,7 @@ from sqlalchemy import (
     Index,
     MetaData,
     String,
+    Table,
     create_engine,
     inspect,
 )
@@ -189,3 +190,25 @@ def test_a_schema_name_reaches_every_statement(tmp_path: Path, translated: bool)
     schema = "per_tenant" if translated else "work"
     assert caught.value.missing == (f"{schema}.tasks", f"{schema}.task_redrives")
     engine.dispose()
+
+
+class MakesTables:
+    """As Flask-SQLAlchemy's base class does."""
+
+    @classmethod
+    def __table_cls__(cls, *args: Any, **settings: Any) -> Table:
+        return Table(*args, **settings)
+
+
+@pytest.mark.parametrize("mixin", [JobMixin, RedriveMixin])
+def test_behind_a_base_that_makes_tables_the_mixin_is_refused_at_once(mixin: type) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Tables(MakesTables, Base):
+        __abstract__ = True
+
+    with pytest.raises(ValueError, match=f"expected {mixin.__name__} as the first base class"):
+        type("Task", (Tables, mixin), {"__tablename__": "tasks"})
+    task = type("Work", (mixin, Tables), {"__tablename__": "works"})
+    assert table_of(task, mixin).dialect_options["sqlite"]["autoincrement"]

@@ -1,0 +1,1 @@
+"""A small shop on Flask and Flask-SQLAlchemy, and how leasestore was added to it."""
