@@ -51,6 +51,9 @@ class BadAck(LeaseStoreError):
         )
         self.answer = answer
 
+    def __reduce__(self) -> tuple[type[BadAck], tuple[object]]:
+        return type(self), (self.answer,)
+
 
 class StaleTicket(LeaseStoreError):
     """A ticket no longer matches its row, or its lease or deadline has passed.

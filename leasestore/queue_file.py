@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from leasestore import operations, validation
+from leasestore import dialects, operations, validation
 from leasestore.clock import Clock
 from leasestore.delivery import run_once
-from leasestore.errors import UnsupportedEngine
+from leasestore.errors import SchemaError, StoreBusy, UnsupportedEngine
 from leasestore.repository import JobRepository
 from leasestore.tickets import Delivered, Event
+from leasestore.transactions import connected
 from leasestore.validation import Limits
 
 JournalMode = Literal["DELETE", "WAL"]
@@ -46,17 +49,9 @@ class QueueFile(JobRepository):
     ) -> None:
         self.close()
 
-    def _prepare(self, *, create: bool) -> None:
-        """See that the tables are there, without the write lock if they are."""
-        missing = self._read(lambda connection: operations.missing(connection, self._queue.tables))
-        if not missing:
-            return
-        if not create:
-            raise operations.schema_error(missing)
-        # Only here: opening a queue that exists takes a few ms, importing Alembic many.
-        from leasestore import schema
-
-        schema.upgrade(self._bind)
+    def _missing(self) -> list[str]:
+        """Which tables and columns are absent, asked without the write lock."""
+        return self._read(lambda connection: operations.missing(connection, self._queue.tables))
 
 
 def open_queue(
@@ -96,14 +91,25 @@ def open_queue(
         )
     if file.exists() and not file.is_file():
         raise ValueError(f"path: expected a regular file, got {file}, which is none")
-    engine = _engine(
-        file,
-        mode="rwc",
-        journal_mode=validation.choice("journal_mode", journal_mode, ("DELETE", "WAL")),
-        synchronous=validation.choice("synchronous", synchronous, ("FULL", "EXTRA")),
-        timeout_ms=validation.integer("timeout_ms", timeout_ms, 0, 600_000),
-    )
-    return _prepared(engine, limits, create=True)
+    validation.choice("journal_mode", journal_mode, ("DELETE", "WAL"))
+    validation.choice("synchronous", synchronous, ("FULL", "EXTRA"))
+    validation.integer("timeout_ms", timeout_ms, 0, 600_000)
+    if journal_mode == "WAL" and _has_wal_reset_fault(sqlite3.sqlite_version_info):
+        warnings.warn(
+            f"SQLite {sqlite3.sqlite_version} can corrupt a WAL database when a checkpoint resets "
+            "the log; use 3.51.3, 3.50.7 or 3.44.6 or newer, or journal_mode='DELETE'",
+            stacklevel=2,
+        )
+    with _opening(file, "rwc", synchronous, timeout_ms) as engine:
+        queue = QueueFile(engine, limits=limits)
+        if queue._missing():
+            # Only here: opening a queue that exists takes a few ms, importing Alembic many.
+            from leasestore import schema
+
+            schema.upgrade(engine)
+        # Last, since it stays with the file: a file that is refused must not change.
+        _set_journal_mode(engine, file, journal_mode)
+    return queue
 
 
 def run_file(
@@ -127,49 +133,72 @@ def run_file(
         raise FileNotFoundError(
             f"path: there is no queue file at {file}; open_queue makes one where that is meant"
         )
-    engine = _engine(file, mode="rw", journal_mode="DELETE", synchronous="FULL", timeout_ms=1000)
-    with _prepared(engine, Limits(), create=False) as queue:
+    with _opening(file, "rw", "FULL", 1000) as engine:
+        queue = QueueFile(engine)
+        missing = queue._missing()
+        if missing:
+            raise operations.schema_error(missing)
+    with queue:
         return run_once(queue, owner, clock, send, jitter, lease_ms)
 
 
-def _prepared(engine: Engine, limits: Limits, *, create: bool) -> QueueFile:
+@contextmanager
+def _opening(file: Path, mode: str, synchronous: str, timeout_ms: int) -> Iterator[Engine]:
+    """An engine for this file, closed again if the block that sets it up fails."""
+    engine = _engine(file, mode, synchronous, timeout_ms)
     try:
-        queue = QueueFile(engine, limits=limits)
-        queue._prepare(create=create)
+        yield engine
+    except DBAPIError as error:
+        engine.dispose()
+        if not dialects.named("sqlite").is_not_a_database(error):
+            raise
+        raise SchemaError(f"{file} is not a database", (), "give a queue file's path") from error
     except BaseException:
         engine.dispose()
         raise
-    return queue
 
 
-def _engine(
-    file: Path, *, mode: str, journal_mode: str, synchronous: str, timeout_ms: int
-) -> Engine:
+def _engine(file: Path, mode: str, synchronous: str, timeout_ms: int) -> Engine:
     # As a URI, so that `rw` can forbid SQLite to make a file, whatever happens to it meanwhile.
     url = URL.create("sqlite", database=file.as_uri(), query={"mode": mode, "uri": "true"})
     engine = create_engine(
         url, isolation_level="AUTOCOMMIT", connect_args={"timeout": timeout_ms / 1000}
     )
-    if journal_mode == "WAL" and _has_wal_reset_fault(sqlite3.sqlite_version_info):
-        warnings.warn(
-            f"SQLite {sqlite3.sqlite_version} can corrupt a WAL database when a checkpoint resets "
-            "the log; use 3.51.3, 3.50.7 or 3.44.6 or newer, or journal_mode='DELETE'",
-            stacklevel=3,
-        )
 
     @event.listens_for(engine, "connect")
-    def set_durability(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA journal_mode = {journal_mode}")
-        (mode_now,) = cursor.fetchone() or ("none",)
-        cursor.execute(f"PRAGMA synchronous = {synchronous}")
-        cursor.close()
-        if mode_now.upper() != journal_mode:
-            raise UnsupportedEngine(f"SQLite keeps {file} in journal mode {mode_now}")
+    def set_synchronous(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        try:
+            cursor = connection.cursor()
+            cursor.execute(f"PRAGMA synchronous = {synchronous}")
+            cursor.close()
+        except BaseException:
+            # Older SQLAlchemy forgets a connection that fails here.
+            connection.close()
+            raise
 
     return engine
 
 
+def _set_journal_mode(engine: Engine, file: Path, journal_mode: JournalMode) -> None:
+    """Asked first and set only where it differs: setting it wants the file for itself."""
+    dialect = dialects.named("sqlite")
+    with connected(engine, dialect) as connection:
+        found = connection.scalar(text("PRAGMA journal_mode"))
+        if found != journal_mode.lower():
+            try:
+                found = connection.scalar(text(f"PRAGMA journal_mode = {journal_mode}"))
+            except DBAPIError as error:
+                if not dialect.is_busy(error):
+                    raise
+                raise StoreBusy(
+                    f"{file} is in journal mode {found} and in use, so that it cannot change to "
+                    f"{journal_mode} now: open it with journal_mode={found.upper()!r}, or when "
+                    "nobody else has it open"
+                ) from error
+    if found != journal_mode.lower():
+        raise UnsupportedEngine(f"SQLite keeps {file} in journal mode {found}")
+
+
 def _has_wal_reset_fault(version: tuple[int, ...]) -> bool:
-    mended = ((3, 44, 6), (3, 45)), ((3, 50, 7), (3, 51)), ((3, 51, 3), (4,))
-    return not any(first <= version < end for first, end in mended)
+    mended = (3, 44, 6) <= version < (3, 45) or (3, 50, 7) <= version < (3, 51)
+    return not mended and version < (3, 51, 3)

@@ -56,10 +56,14 @@ def upgrade(bind: Engine | Connection, to: str = "head") -> None:
     _known(scripts, to=to)
     with _transaction(bind) as connection:
         revision = _context(connection).get_current_revision()
-        if revision is None:
-            _refuse_strangers(connection)
-        elif revision not in _revisions(scripts):
+        if revision not in (None, *_revisions(scripts)):
             return
+        missing = operations.missing(connection, _tables())
+        if revision is None or missing:
+            _refuse_strangers(connection)
+        if missing:
+            # A table was dropped behind the position's back; every revision can be run again.
+            _context(connection).stamp(scripts, "base")
         _run(connection, scripts, lambda heads, _: scripts._upgrade_revs(to, heads))
 
 

@@ -33,7 +33,7 @@ COLUMNS = tuple(JobState.__annotations__)
 """The contract's columns of a job table, in order."""
 
 # In an UPDATE a bare name could be that of one of the application's own columns.
-_PREFIX = "ls_"
+_PREFIX = "_ls_"
 
 
 def parameters(**values: object) -> dict[str, object]:

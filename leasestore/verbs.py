@@ -280,8 +280,10 @@ class Verbs(ABC):
         """
         now = validation.moment(now_ms, self._queue.limits)
         most = validation.limit(limit)
+        # Outside: what a clock raises is the caller's, even if it looks like a busy database.
+        at = now()
         return self._read(
-            lambda connection: operations.stuck(connection, self._queue.statements, now(), most)
+            lambda connection: operations.stuck(connection, self._queue.statements, at, most)
         )
 
     def recover(self, now_ms: int | Clock) -> Recovered:

@@ -38,7 +38,13 @@ def take_write_lock(connection: Connection) -> None:
             # Begun by the application's own hook, or by a driver that always has one open:
             # nothing was read in it yet, and it may be a deferred one.
             cursor.execute("ROLLBACK")
-        _begin_immediate(cursor)
+        try:
+            _begin_immediate(cursor)
+        except sqlite3.Error:
+            if _autocommit(connection) is False:
+                # Such a driver takes it for granted that one is open, and fails without.
+                cursor.execute("BEGIN")
+            raise
     if not _driver(connection).in_transaction:
         raise UnsupportedEngine(
             "BEGIN IMMEDIATE left the driver outside a transaction: something between SQLAlchemy "

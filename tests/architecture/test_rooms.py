@@ -121,7 +121,7 @@ def test_the_lock_is_taken_by_one_line() -> None:
     sent = [
         line
         for line in (PACKAGE / "dialects/sqlite.py").read_text(encoding="utf-8").splitlines()
-        if 'execute("BEGIN' in line
+        if 'execute("BEGIN IMMEDIATE' in line
     ]
     assert begins
     assert len(sent) == 1
