@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from leasestore import operations, validation
 from leasestore.clock import Clock
-from leasestore.errors import SchemaError, StaleTicket
+from leasestore.errors import SchemaError, StaleTicket, StoreBusy
 from leasestore.host import Host, host_of
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
 from leasestore.tickets import Outcome, Status, Ticket
@@ -204,9 +204,9 @@ def _schema_problem(queue: Queue, connection: Connection) -> SchemaError | None:
     try:
         with nullcontext() if inside else read_transaction(connection, queue.dialect):
             missing = operations.missing(connection, queue.tables)
-    except DBAPIError as error:
+    except (DBAPIError, StoreBusy) as error:
         if not queue.dialect.is_not_a_database(error):
-            raise
+            return None
         found = f"{connection.engine.url.render_as_string()} is not a database"
         return SchemaError(found, (), "give the path of a queue file")
     return operations.schema_error(missing) if missing else None

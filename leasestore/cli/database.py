@@ -19,8 +19,6 @@ class DatabaseUrl(click.ParamType):  # type: ignore[type-arg]  # generic only in
     name = "URL"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> URL:
-        if isinstance(value, URL):
-            return value
         try:
             url = make_url(value) if "://" in value else URL.create("sqlite", database=value)
             # The commands are synchronous; an application's URL may name an asynchronous driver.

@@ -77,8 +77,7 @@ def _words(fact: Fact) -> str:
             return fact.detail
         case "killed":
             return f"KILLED ({fact.detail}) before it could finish {fact.job}"
-        case "lease over":
-            return f"the lease of {fact.job}, token {fact.token}, is over"
+    return f"the lease of {fact.job}, token {fact.token}, is over"
 
 
 def orders(result: Result) -> Table:

@@ -92,7 +92,28 @@ def test_a_newer_release_is_ahead_and_still_works(engine: Engine) -> None:
         connection.execute(text(f"UPDATE {schema.VERSION_TABLE} SET version_num = 'ls9999'"))
     assert schema.position(engine) == "ahead"
     schema.check(engine)
+    schema.upgrade(engine)
+    assert schema.position(engine) == "ahead"
+    with pytest.raises(SchemaError, match="made by a newer leasestore"):
+        schema.downgrade(engine)
     assert JobRepository(engine).enqueue({"id": "a", "qty": 1}, 0, 1000)
+
+
+REVISIONS: dict[str, Callable[[Engine], object]] = {
+    "upgrade": lambda engine: schema.upgrade(engine, "zzz"),
+    "downgrade": lambda engine: schema.downgrade(engine, "zzz"),
+    "stamp": lambda engine: schema.stamp(engine, "zzz"),
+    "sql": lambda engine: schema.sql(since="zzz"),
+    "upgrade_inline": lambda engine: schema.upgrade_inline(None, "zzz"),
+    "downgrade_inline": lambda engine: schema.downgrade_inline(None, since="zzz"),
+}
+
+
+@pytest.mark.parametrize("verb", REVISIONS)
+def test_a_revision_that_is_none_of_ours_is_refused(verb: str, engine: Engine, file: Path) -> None:
+    with pytest.raises(ValueError, match="expected one of base, ls0001, head, got 'zzz'"):
+        REVISIONS[verb](engine)
+    assert tables_in(file) == set()
 
 
 def test_an_older_release_is_behind(
@@ -105,6 +126,25 @@ def test_an_older_release_is_behind(
     assert schema.position(engine) == "behind"
     schema.upgrade(engine)
     assert schema.position(engine) == "current"
+
+
+def test_a_table_that_was_dropped_since_is_made_again(engine: Engine, file: Path) -> None:
+    schema.upgrade(engine)
+    insert_row(file, id="kept")
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE redrives"))
+    schema.upgrade(engine)
+    schema.check(engine)
+    assert schema.position(engine) == "current"
+    assert [row["id"] for row in rows(file)] == ["kept"]
+
+
+def test_a_column_that_was_dropped_since_is_not_passed_over(engine: Engine) -> None:
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN reason"))
+    with pytest.raises(SchemaError, match="expected reason TEXT, found no such column"):
+        schema.upgrade(engine)
 
 
 # Tables that are there already
