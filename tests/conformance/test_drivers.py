@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import QueuePool
@@ -22,6 +21,7 @@ from leasestore import (
     StoreBusy,
     UnsupportedEngine,
     open_queue,
+    operations,
     queue_file,
 )
 from leasestore.dialects import sqlite
@@ -163,21 +163,28 @@ def test_no_database_is_named_by_every_verb(tmp_path: Path) -> None:
     assert file.read_bytes() == noise
 
 
-def test_an_error_of_the_same_kind_that_is_the_callers_stays_the_callers(path: Path) -> None:
+@pytest.mark.parametrize("reachable", [True, False])
+def test_an_error_of_the_same_kind_that_is_the_callers_stays_the_callers(
+    reachable: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = sqlite3.OperationalError("made up")
     driver.sqlite_errorcode = sqlite3.SQLITE_ERROR
     theirs = OperationalError("made up", None, driver)
-    with opened(path, connect_args={"timeout": 0}) as engine:
+    if not reachable:
+        monkeypatch.setattr(operations, "missing", raising(OperationalError("gone", None, driver)))
+    with opened(path) as engine:
         enqueue(engine)
-        with closing(sqlite3.connect(path, isolation_level=None)) as plain:
-
-            def fail_where_nobody_can_look(_: str) -> None:
-                plain.execute("BEGIN")
-                raise theirs
-
-            with pytest.raises(OperationalError) as caught:
-                JobRepository(engine).claim("me", 0, fault=fail_where_nobody_can_look)
+        with pytest.raises(OperationalError) as caught:
+            JobRepository(engine).claim("me", 0, fault=raising(theirs))
     assert caught.value is theirs
+
+
+def test_a_database_that_may_only_be_read_is_sqlites_own_error(path: Path) -> None:
+    engine = create_engine(f"sqlite:///file:{path}?mode=ro&uri=true")
+    with pytest.raises(OperationalError, match="readonly"):
+        enqueue(engine)
+    assert JobRepository(engine).get("a") is None
+    engine.dispose()
 
 
 # The journal mode of a queue file
@@ -200,7 +207,16 @@ def test_a_file_system_without_wal_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What SQLite does where WAL cannot be had: it stays as it is, and says so.
-    monkeypatch.setattr(queue_file, "text", lambda _: sqlalchemy.text("PRAGMA journal_mode"))
+    monkeypatch.setattr(queue_file, "text", lambda _: text("PRAGMA journal_mode"))
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 3))
     with pytest.raises(UnsupportedEngine, match="in journal mode delete"):
+        open_queue(tmp_path / "queue.db", journal_mode="WAL")
+
+
+def test_another_error_at_the_journal_mode_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_file, "text", lambda sql: text(sql.replace("= WAL", "no sql")))
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 3))
+    with pytest.raises(OperationalError, match="syntax error"):
         open_queue(tmp_path / "queue.db", journal_mode="WAL")
