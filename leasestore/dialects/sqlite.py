@@ -131,13 +131,13 @@ def _begin_immediate(cursor: DBAPICursor) -> None:
     """
     cursor.execute("PRAGMA busy_timeout")
     ((timeout_ms,),) = cursor.fetchall()
-    busy: sqlite3.OperationalError | None = None
+    busy: sqlite3.Error | None = None
     try:
         for step_ms in chain((0,), lock_steps(timeout_ms, random.randint)):
             cursor.execute(f"PRAGMA busy_timeout = {step_ms}")
             try:
                 cursor.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
+            except sqlite3.Error as error:
                 if not is_busy(error):
                     raise
                 busy = error
