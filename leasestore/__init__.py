@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from leasestore.backoff import retry_delay
 from leasestore.clock import Clock, system_clock
 from leasestore.delivery import Attempt, run_once
@@ -23,6 +27,10 @@ from leasestore.repository import EnlistedRepository, JobRepository
 from leasestore.tickets import Delivered, Event, JobState, Outcome, Recovered, Status, Ticket
 from leasestore.transactions import immediate
 from leasestore.validation import Fault, Limits
+
+if TYPE_CHECKING:
+    from leasestore import aio as aio
+    from leasestore import schema as schema
 
 __all__ = [
     "Attempt",
@@ -60,3 +68,11 @@ __all__ = [
     "run_once",
     "system_clock",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`leasestore.schema` and `leasestore.aio`, imported when they are asked for: they need
+    Alembic and greenlet, which a process that only works the queue does without."""
+    if name in ("aio", "schema"):
+        return import_module(f"leasestore.{name}")
+    raise AttributeError(f"module 'leasestore' has no attribute {name!r}")

@@ -127,6 +127,8 @@ class Attempt:
             self.delay_ms = retry_delay(attempt, _BASE_MS, _CAP_MS, self._jitter)
         elif isinstance(error, Permanent):
             self.outcome = "permanent"
+        elif error is None and not hasattr(self, "outcome"):
+            raise ValueError("Attempt: acknowledge what send answered before its block ends")
         else:
             return False
         return True

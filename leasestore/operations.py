@@ -221,11 +221,12 @@ def _described(connection: Connection, column: Mapping[str, Any]) -> str:
 def schema_error(missing: Iterable[str]) -> SchemaError:
     names = list(missing)
     defaults = {name.partition(".")[0] for name in names} & Job.metadata.tables.keys()
-    remedy = (
-        "leasestore.schema.upgrade(engine), or `leasestore upgrade --db URL`, makes them"
-        if defaults
-        else "make them by a migration of your own, as `alembic revision --autogenerate` writes it"
-    )
+    if not defaults:
+        remedy = "make them by a migration of your own (`alembic revision --autogenerate`)"
+    elif all("." in name for name in names):
+        remedy = "is it a table of somebody else's? leasestore.schema.upgrade(engine) tells"
+    else:
+        remedy = "leasestore.schema.upgrade(engine), or `leasestore upgrade --db URL`, makes them"
     return SchemaError(f"the database lacks {', '.join(names)}", names, remedy)
 
 

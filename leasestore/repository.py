@@ -33,6 +33,17 @@ class JobRepository(Verbs):
     Whatever a call raises, nothing was changed, unless it says otherwise. `within` offers the
     same verbs inside a transaction of the application's.
 
+    Common to the verbs: times are integer milliseconds on one time base of the caller's.
+    `now_ms` is such a time, from 0 to 10**15 - 60000, or a clock, a callable without arguments,
+    read once when the write lock is held. `id`, `owner`, `job_id` and `note` are 1 to 64 characters
+    out of `A-Z a-z 0-9 _ -`. `fault` is for tests: a callable given the name of each point
+    passed; what it raises before COMMIT undoes the call. Types are strict: a bool is no int.
+
+    Every verb raises `ValueError` for a bad argument, before anything is sent; `StoreBusy`
+    where the lock was not free in time; `SchemaError` where the tables are missing;
+    `UnsupportedEngine` where this engine cannot hold the transaction that is needed. Errors of
+    the database itself are SQLAlchemy's. "CONTRACT.md" is in the folder `docs`.
+
     Args:
         bind: the application's `Engine` or `Connection`; its settings and events stay as they are.
         job: the model of the job table, a mapped class with `JobMixin`.

@@ -3,6 +3,7 @@ application's own history, and say what is missing."""
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,16 +117,18 @@ def upgrade_inline(op: Any, to: str = "head", *, since: str = "base") -> None:
     """
     scripts = _scripts()
     _known(scripts, to=to, since=since)
+    ours = _without_conventions(op)
     for script in reversed(list(scripts.iterate_revisions(to, since))):
-        _with_op(script, op).upgrade()
+        _with_op(script, ours).upgrade()
 
 
 def downgrade_inline(op: Any, to: str = "base", *, since: str = "head") -> None:
     """Undo `upgrade_inline` in the application's own `downgrade()`: from `since` back to `to`."""
     scripts = _scripts()
     _known(scripts, to=to, since=since)
+    ours = _without_conventions(op)
     for script in scripts.iterate_revisions(since, to):
-        _with_op(script, op).downgrade()
+        _with_op(script, ours).downgrade()
 
 
 def sql(database: str = "sqlite", *, since: str = "base", to: str = "head") -> str:
@@ -233,6 +236,14 @@ def _run(connection: Connection, scripts: ScriptDirectory, plan: _Plan) -> None:
 def _bind_op(scripts: ScriptDirectory, context: MigrationContext) -> None:
     for script in scripts.walk_revisions():
         _with_op(script, Operations(context))
+
+
+def _without_conventions(op: Any) -> Operations:
+    """The application's operations, without the naming convention of its MetaData: the contract's
+    tables are the same in every house."""
+    context = copy.copy(op.get_context())
+    context.opts = {**context.opts, "target_metadata": None}
+    return Operations(context)
 
 
 def _with_op(script: Script, op: Any) -> Any:

@@ -16,8 +16,9 @@ from leasestore.dialects import Dialect
 from leasestore.errors import StoreBusy, UnsupportedEngine
 
 _CALL_AGAIN = (
-    "the database was locked by somebody else for longer than this engine waits; nothing was "
-    "changed. Call again, or give the engine a longer timeout"
+    "the database was locked for longer than this engine waits; nothing was changed. Call again, "
+    "or give the engine a longer timeout. (If it is a transaction of your own that has the lock, "
+    "work inside it: repository.within(session))"
 )
 _RUN_AGAIN = (
     "your transaction could not take the write lock: somebody else had it, or changed what the "

@@ -76,9 +76,9 @@ def integer(name: str, value: object, low: int, high: int, remedy: str = "") -> 
 
 def _bounded(name: str, value: object, low: int, limits: Limits) -> int:
     high: int = getattr(limits, name)
-    return integer(
-        name, value, low, high, f" (an application widens this bound: Limits({name}=...))"
-    )
+    too_high = type(value) is int and value > high
+    remedy = f" (an application widens this bound: Limits({name}=...))" if too_high else ""
+    return integer(name, value, low, high, remedy)
 
 
 def qty(value: object, limits: Limits) -> int:
@@ -214,17 +214,21 @@ def queue_path(value: object) -> Path:
     return Path(path).absolute()
 
 
+def _for_asyncio(value: object) -> str:
+    if not type(value).__module__.startswith("sqlalchemy.ext.asyncio"):
+        return ""
+    return "; for asyncio there is leasestore.aio, and `await connection.run_sync(...)`"
+
+
 def host(value: object) -> Session | scoped_session[Any] | Connection:
     if not isinstance(value, Session | scoped_session | Connection):
-        remedy = "; asynchronous ones have leasestore.aio"
-        _refuse("session", "a Session, scoped_session or Connection", value, remedy)
+        _refuse("session", "a Session, scoped_session or Connection", value, _for_asyncio(value))
     return value
 
 
 def bind(value: object) -> Engine | Connection:
     if not isinstance(value, (Engine, Connection)):
-        remedy = "; asynchronous ones have leasestore.aio, or run_sync for what it lacks"
-        _refuse("bind", "a SQLAlchemy Engine or Connection", value, remedy)
+        _refuse("bind", "a SQLAlchemy Engine or Connection", value, _for_asyncio(value))
     return value
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Column, Connection, Table
 from leasestore import dialects, operations, validation
 from leasestore.clock import Clock
 from leasestore.dialects import Dialect
-from leasestore.models import JobMixin, RedriveMixin, own_columns, table_of
+from leasestore.models import Job, JobMixin, Redrive, RedriveMixin, own_columns, table_of
 from leasestore.statements import Statements
 from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
 from leasestore.validation import Fault, Limits
@@ -39,24 +39,18 @@ class Queue:
     ) -> Self:
         dialect = dialects.named(database)
         tables = table_of(job, JobMixin), table_of(redrive, RedriveMixin)
+        if (job is Job) is not (redrive is Redrive):
+            raise ValueError(
+                "job, redrive: expected a pair of your own models or neither, since a queue is a "
+                f"pair of tables; got {job.__name__} and {redrive.__name__}"
+            )
         own = own_columns(job)
         statements = Statements(*tables, own, dialect.insert)
         return cls(database, dialect, job, tables, own, statements, validation.limits(limits))
 
 
 class Verbs(ABC):
-    """What can be asked of a queue.
-
-    Common to the verbs: times are integer milliseconds on one time base of the caller's.
-    `now_ms` is such a time, from 0 to 10**15 - 60000, or a clock, a callable without arguments,
-    read once when the write lock is held. `owner`, `job_id` and `note` are 1 to 64 characters
-    out of `A-Z a-z 0-9 _ -`. `fault` is for tests: a callable given the name of each point
-    passed; what it raises before COMMIT undoes the call. Types are strict: a bool is no int.
-
-    Every verb raises `ValueError` for a bad argument, before anything is sent; `StoreBusy`
-    where the lock was not free in time; `SchemaError` where the tables are missing;
-    `UnsupportedEngine` where this engine cannot hold the transaction that is needed.
-    """
+    """What can be asked of a queue; `JobRepository` says what is common to the verbs."""
 
     _queue: Queue
 

@@ -15,7 +15,8 @@ _TOLD: dict[schema.Position, str] = {
     "behind": "older than this leasestore: leasestore upgrade brings it up to date",
     "current": "up to date",
     "ahead": "made by a newer leasestore, which this one works with",
-    "unversioned": "made by something else: leasestore upgrade takes the tables over",
+    "unversioned": "complete, with no position of leasestore's own: kept by your own migrations, "
+    "or made by something else, in which case leasestore upgrade takes the tables over",
 }
 
 

@@ -222,7 +222,7 @@ def test_synchronous_ones_are_refused_by_name(path: Path) -> None:
                 AsyncJobRepository(engine.sync_engine)  # type: ignore[arg-type]
             with pytest.raises(ValueError, match="expected an AsyncSession"):
                 deliveries(engine).within(engine)  # type: ignore[arg-type]
-            with pytest.raises(ValueError, match=r"asynchronous ones have leasestore\.aio"):
+            with pytest.raises(ValueError, match=r"for asyncio there is leasestore\.aio"):
                 JobRepository(engine.sync_engine).within(AsyncSession(engine))  # type: ignore[arg-type]
 
     asyncio.run(main())

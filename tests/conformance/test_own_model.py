@@ -320,3 +320,10 @@ def test_models_without_the_mixins_are_refused(
         pytest.raises(ValueError, match=rf"with {mixin}"),
     ):
         JobRepository(bind, **models)
+
+
+def test_a_queue_is_a_pair_of_tables() -> None:
+    pairs: list[dict[str, Any]] = [{"job": Delivery}, {"redrive": DeliveryRedrive}]
+    for pair in pairs:
+        with pytest.raises(ValueError, match="expected a pair of your own models or neither"):
+            JobRepository(create_engine("sqlite://"), **pair)

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from leasestore import BadAck, Delivered, JobRepository, Permanent, Retryable, run_once
+from leasestore import (
+    Attempt,
+    BadAck,
+    Delivered,
+    JobRepository,
+    Permanent,
+    Retryable,
+    Ticket,
+    run_once,
+)
 from tests.conformance.scene import insert_held
 from tests.conformance.stores import Store, can_lock
 from tests.conformance.values import JITTERS
@@ -408,3 +417,11 @@ def test_delays_spread_by_the_jitter_given(store: Store) -> None:
     assert delays == sorted(delays)
     assert (delays[0], delays[-1]) == (0, 100)
     assert len(set(delays)) == 20
+
+
+def test_an_attempt_that_is_not_acknowledged_is_noticed() -> None:
+    ticket: Ticket = {
+        "id": "a", "qty": 1, "owner": "me", "token": 1, "attempt": 1, "lease_until": 9,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="acknowledge what send answered"), Attempt(ticket, 1):
+        pass

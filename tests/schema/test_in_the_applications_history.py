@@ -191,3 +191,24 @@ def test_only_the_default_tables_are_hidden() -> None:
     assert seen("orders")
     assert seen("jobs", "column")
     assert seen("jobs", schema_name="elsewhere")
+
+
+def test_inline_under_a_naming_convention_makes_the_same_tables(
+    application: Application, tmp_path: Path
+) -> None:
+    convention = {
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+    env = (application.scripts / "env.py").read_text()
+    named = env.replace("MetaData()", f"MetaData(naming_convention={convention!r})")
+    (application.scripts / "env.py").write_text(named)
+    application.revise("app2", INLINE)
+    command.upgrade(application.config, "head")
+    expected = structure.of_file(make_file(tmp_path / "contract.db"), TABLES)
+    assert structure.of_file(application.file, TABLES) == expected
+    with closing(sqlite3.connect(application.file)) as plain:
+        (ddl,) = plain.execute("SELECT sql FROM sqlite_master WHERE name = 'jobs'").fetchone()
+    assert "CONSTRAINT" not in ddl
+    command.downgrade(application.config, "base")

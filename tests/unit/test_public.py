@@ -80,3 +80,13 @@ def test_importing_the_package_does_not_import_alembic() -> None:
     imported = imported_by("import leasestore")
     assert "sqlalchemy" in imported
     assert not imported & {"alembic", "mako", "click", "rich", "psycopg", "aiosqlite", "pytest"}
+
+
+def test_the_modules_that_cost_more_are_there_when_asked_for() -> None:
+    code = (
+        "import sys, leasestore; assert 'alembic' not in sys.modules; leasestore.schema.upgrade; "
+        "assert 'alembic' in sys.modules; leasestore.aio.AsyncJobRepository"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'worker_of_wonders'"):
+        leasestore.worker_of_wonders  # noqa: B018
