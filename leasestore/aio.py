@@ -116,6 +116,8 @@ class AsyncJobRepository:
 class AsyncEnlistedRepository:
     """`EnlistedRepository` for an asynchronous session or connection, awaited."""
 
+    enlisted = True
+
     def __init__(
         self,
         repository: JobRepository,
@@ -195,7 +197,8 @@ async def run_once(
     transaction. Cancelled while it sends, it leaves the claim as it is, and the lease ends by
     itself."""
     validation.jitter(jitter)
-    validation.send(send)
+    validation.send(send, awaited=True)
+    validation.queue(repository, awaited=True)
     forward = forward_only(clock)
     ticket = await repository.claim(owner, forward, lease_ms)
     if ticket is None:

@@ -57,6 +57,7 @@ def run_once(
     """
     validation.jitter(jitter)
     validation.send(send)
+    validation.queue(repository)
     forward = forward_only(clock)
     ticket = repository.claim(owner, forward, lease_ms)
     if ticket is None:

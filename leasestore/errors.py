@@ -8,6 +8,15 @@ from collections.abc import Sequence
 from leasestore.tickets import JobState, Status, Ticket
 
 
+class CallersError(BaseException):
+    """Carries an error of a caller's clock or fault point past our own handlers, so that it is
+    taken for nothing else on its way. It never reaches a caller itself."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class LeaseStoreError(Exception):
     """Above every error of leasestore's own."""
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     BigInteger,
@@ -49,7 +49,9 @@ class JobMixin:
     them through a repository only.
     """
 
-    __tablename__: str
+    if TYPE_CHECKING:
+        # Seen by SQLAlchemy, it would make a table of every subclass that inherits one.
+        __tablename__: str
 
     def __init_subclass__(cls, **settings: Any) -> None:
         _refuse_other_table_maker(cls, JobMixin)
@@ -71,6 +73,9 @@ class JobMixin:
     @classmethod
     def __table_cls__(cls, name: str, *args: Any, **settings: Any) -> Table:
         """Adds the contract's constraints to whatever `__table_args__` the model has."""
+        if not any(isinstance(arg, Column) and arg.name == "id" for arg in args):
+            # A subclass with a table joined to its parent's, which has the contract's columns.
+            return Table(name, *args, **settings)
         # conv: these names are final, whatever naming convention the MetaData has.
         unique = UniqueConstraint("id", name=conv(f"uq_{name}_id"))
         check = CheckConstraint(_STATUS_RULE, name=conv(f"ck_{name}_status"))
@@ -80,7 +85,9 @@ class JobMixin:
 class RedriveMixin:
     """The audit of redrives (CONTRACT.md, "redrive"): one row each, never changed."""
 
-    __tablename__: str
+    if TYPE_CHECKING:
+        # Seen by SQLAlchemy, it would make a table of every subclass that inherits one.
+        __tablename__: str
 
     def __init_subclass__(cls, **settings: Any) -> None:
         _refuse_other_table_maker(cls, RedriveMixin)
@@ -133,6 +140,11 @@ def table_of(model: object, mixin: type[Any]) -> Table:
         raise ValueError(f"expected a mapped class with {mixin.__name__}, got {model!r}")
     name, table = mapper.class_.__name__, mapper.local_table
     assert isinstance(table, Table)
+    if not {"seq", "id", "token"} <= set(table.c.keys()):
+        raise ValueError(
+            f"{name}: expected the class that has the table with the columns of {mixin.__name__}, "
+            f"got one whose table is {table.name}; give the repository the parent class"
+        )
     if not table.dialect_options["sqlite"]["autoincrement"]:
         raise ValueError(
             f"{name}: expected the table that {mixin.__name__} makes, with its constraints; the "
@@ -143,8 +155,13 @@ def table_of(model: object, mixin: type[Any]) -> Table:
 
 def own_columns(model: type[JobMixin]) -> Mapping[str, Column[Any]]:
     """The columns that the application added, by attribute."""
+    table = inspect(model).local_table
     return {
-        attribute.key: attribute.columns[0]
+        attribute.key: column
         for attribute in inspect(model).column_attrs
-        if attribute.key not in JobState.__annotations__
+        for column in attribute.columns[:1]
+        if isinstance(column, Column)
+        and column.table is table
+        # By the column's name, whatever other names the model has for it.
+        and column.name not in JobState.__annotations__
     }

@@ -11,7 +11,7 @@ from sqlalchemy import Column, Connection, RowMapping, Table, UniqueConstraint, 
 from sqlalchemy.types import NullType
 
 from leasestore.dialects import Dialect
-from leasestore.errors import Conflict, NotDead, SchemaError
+from leasestore.errors import Conflict, LeaseStoreError, NotDead, SchemaError
 from leasestore.models import Job
 from leasestore.statements import Statements, own_parameters, parameters
 from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
@@ -57,7 +57,11 @@ def enqueue(
     if connection.execute(statement, bound | own_parameters(values)).rowcount:
         return True
     stored = get(connection, statements, event["id"])
-    assert stored is not None, "a row that kept an INSERT out is there"
+    if stored is None:
+        raise LeaseStoreError(
+            f"job {event['id']!r} was neither stored nor found: a trigger of the database "
+            "discards it"
+        )
     if stored["qty"] != event["qty"]:
         raise Conflict(event["id"], stored["qty"], event["qty"])
     return False

@@ -119,22 +119,25 @@ def run_file(
     send: Callable[[Event], object],
     jitter: float,
     lease_ms: int = 1000,
+    *,
+    limits: Limits = Limits(),
 ) -> Delivered | None:
     """`run_once` on a queue file, opened for this one job and closed again (CONTRACT.md,
-    "run_file"). Arguments, answer and errors are those of `run_once`, and:
+    "run_file"). Arguments, answer and errors are those of `run_once`, `limits` those under which
+    the jobs were enqueued, and:
 
     Raises:
         FileNotFoundError: there is no regular file at `path`; none is made.
         SchemaError: the file is no database, or has no job tables; none are made.
     """
     validation.jitter(jitter)
-    file = validation.queue_path(path)
+    file = validation.path(path)
     if not file.is_file():
         raise FileNotFoundError(
             f"path: there is no queue file at {file}; open_queue makes one where that is meant"
         )
     with _opening(file, "rw", "FULL", 1000) as engine:
-        queue = QueueFile(engine)
+        queue = QueueFile(engine, limits=limits)
         missing = queue._missing()
         if missing:
             raise operations.schema_error(missing)

@@ -74,7 +74,10 @@ class JobRepository(Verbs):
             session_or_connection: a `Session`, a `scoped_session` (the calling thread's session
                 is taken at each call), or a `Connection` that is in a transaction.
         """
-        return EnlistedRepository(self._queue, host_of(session_or_connection, self._queue.job))
+        return EnlistedRepository(
+            self._queue,
+            host_of(session_or_connection, self._queue.job, self._queue.statements.no_change),
+        )
 
     def _on(self, connection: Connection) -> JobRepository:
         """The same queue through a borrowed connection."""
@@ -82,7 +85,9 @@ class JobRepository(Verbs):
         other._bind, other._queue = connection, self._queue
         return other
 
-    def _write(self, work: Callable[[Connection], _T], fault: Fault | None = None) -> _T:
+    def _do_write(
+        self, work: Callable[[Connection], _T], points: Fault | None, own: Mapping[str, Any]
+    ) -> _T:
         dialect = self._queue.dialect
         with (
             connected(self._bind, dialect) as connection,
@@ -90,11 +95,11 @@ class JobRepository(Verbs):
             write_transaction(connection, dialect),
         ):
             answer = work(connection)
-        if fault is not None and _changed(answer):
-            fault("after-commit")
+        if points is not None and _changed(answer):
+            points("after-commit")
         return answer
 
-    def _read(self, work: Callable[[Connection], _T]) -> _T:
+    def _do_read(self, work: Callable[[Connection], _T]) -> _T:
         dialect = self._queue.dialect
         with (
             connected(self._bind, dialect) as connection,
@@ -118,6 +123,8 @@ class EnlistedRepository(Verbs):
     `StoreBusy` says that the lock could not be had: roll back and run the unit of work again.
     `leasestore.immediate` begins a unit of work with the lock, so that this cannot happen.
     """
+
+    enlisted = True
 
     def __init__(self, queue: Queue, host: Host) -> None:
         self._queue, self._host = queue, host
@@ -165,15 +172,17 @@ class EnlistedRepository(Verbs):
     def _refuse(self, ticket: Ticket) -> NoReturn:
         raise StaleTicket(ticket, self.get(ticket["id"]))
 
-    def _write(self, work: Callable[[Connection], _T], fault: Fault | None = None) -> _T:
+    def _do_write(
+        self, work: Callable[[Connection], _T], points: Fault | None, own: Mapping[str, Any]
+    ) -> _T:
         connection = self._connection()
         with _schema_named(self._queue, connection):
             join(connection, self._queue.dialect, self._queue.statements.no_change)
             answer = work(connection)
-        self._host.show()
+        self._host.show(tuple(own))
         return answer
 
-    def _read(self, work: Callable[[Connection], _T]) -> _T:
+    def _do_read(self, work: Callable[[Connection], _T]) -> _T:
         connection = self._connection()
         with _schema_named(self._queue, connection):
             return work(connection)

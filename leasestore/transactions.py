@@ -4,10 +4,11 @@ begins, commits or rolls back (CONTRACT.md, "Transactions")."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, RootTransaction, Update
+from sqlalchemy import Connection, Engine, Update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
@@ -51,12 +52,14 @@ def write_transaction(connection: Connection, dialect: Dialect) -> Iterator[None
         StoreBusy: the lock was not free, or COMMIT not possible, in time. Nothing changed.
         UnsupportedEngine: this engine cannot hold an immediate transaction. Nothing changed.
     """
-    transaction = _begin(connection)
+    _refuse_begun(connection)
+    dialect.refuse_shared(connection)
     try:
         with _busy_named(dialect):
+            transaction = connection.begin()
             dialect.take_write_lock(connection)
-        yield
-        with _busy_named(dialect):
+            yield
+            dialect.check_still_begun(connection)
             transaction.commit()
         if dialect.in_transaction(connection):
             raise UnsupportedEngine(
@@ -64,7 +67,7 @@ def write_transaction(connection: Connection, dialect: Dialect) -> Iterator[None
                 "this driver setting. What was written has been rolled back"
             )
     except BaseException:
-        _abandon(connection, transaction, dialect)
+        _abandon(connection, dialect)
         raise
 
 
@@ -75,13 +78,16 @@ def read_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]
     Raises:
         ValueError: the connection has a transaction open.
         StoreBusy: the database could not be read in time.
+        UnsupportedEngine: the pool gave out a connection that somebody else works on.
     """
-    transaction = _begin(connection)
-    try:
-        with _busy_named(dialect):
+    _refuse_begun(connection)
+    dialect.refuse_shared(connection)
+    with _busy_named(dialect):
+        try:
+            connection.begin()
             yield
-    finally:
-        _abandon(connection, transaction, dialect)
+        finally:
+            _abandon(connection, dialect)
 
 
 def join(connection: Connection, dialect: Dialect, no_change: Update | None) -> None:
@@ -95,12 +101,11 @@ def join(connection: Connection, dialect: Dialect, no_change: Update | None) -> 
         dialect.join(connection, no_change)
 
 
-@contextmanager
 def immediate(
     session_or_connection: Session | scoped_session[Any] | Connection,
     *,
     bind_arguments: Mapping[str, Any] | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Begin a unit of work of the application's with the write lock, commit it at the end.
 
         with leasestore.immediate(session):
@@ -122,10 +127,33 @@ def immediate(
             `commit()` or `rollback()` it first), or no session or connection was given.
     """
     host = validation.host(session_or_connection)
-    begun = unbegun(host() if isinstance(host, scoped_session) else host)
-    with begun.begin():
-        take_write_lock(begun, bind_arguments)
-        yield
+    return _Immediate(host() if isinstance(host, scoped_session) else host, bind_arguments)
+
+
+class _Immediate(AbstractContextManager[None]):
+    # No generator: what the block raises goes on with nothing added, as from `session.begin()`.
+
+    def __init__(
+        self, host: Session | Connection, bind_arguments: Mapping[str, Any] | None
+    ) -> None:
+        self._host, self._arguments = host, bind_arguments
+
+    def __enter__(self) -> None:
+        self._begun = unbegun(self._host).begin()
+        self._begun.__enter__()
+        try:
+            take_write_lock(self._host, self._arguments)
+        except BaseException as error:
+            self._begun.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return self._begun.__exit__(kind, error, traceback)
 
 
 class _Beginner(Protocol):
@@ -146,25 +174,32 @@ def unbegun(session_or_connection: _B) -> _B:
 
 
 def take_write_lock(begun: Session | Connection, bind_arguments: Mapping[str, Any] | None) -> None:
-    """Make a transaction that was begun just now, and has done nothing yet, an immediate one."""
-    connection = (
-        begun
-        if isinstance(begun, Connection)
-        else begun.connection(bind_arguments=dict(bind_arguments or {}))
-    )
-    dialect = dialects.named(connection.dialect.name)
+    """Make a transaction that was begun just now, and has done nothing yet, an immediate one.
+
+    A session that is bound to a connection in a transaction of its own, as test suites have it,
+    has begun nothing: it joins that one.
+    """
+    arguments = dict(bind_arguments or {})
+    bind = begun if isinstance(begun, Connection) else begun.get_bind(**arguments)
+    joined = bind is not begun and isinstance(bind, Connection) and bind.in_transaction()
+    dialect = dialects.named(bind.dialect.name)
     with _busy_named(dialect):
-        dialect.begin_for_caller(connection)
+        connection = (
+            begun if isinstance(begun, Connection) else begun.connection(bind_arguments=arguments)
+        )
+        if joined:
+            dialect.join(connection, None)
+        else:
+            dialect.begin_for_caller(connection)
 
 
-def _begin(connection: Connection) -> RootTransaction:
+def _refuse_begun(connection: Connection) -> None:
     if connection.in_transaction():
         raise ValueError(
             "connection: expected one without an open transaction, got one that is in a "
             "transaction (SQLAlchemy begins one at the first statement); commit or roll back "
             "first, or work inside it with repository.within(connection)"
         )
-    return connection.begin()
 
 
 @contextmanager
@@ -177,10 +212,13 @@ def _busy_named(dialect: Dialect, message: str = _CALL_AGAIN) -> Iterator[None]:
         raise StoreBusy(message) from error
 
 
-def _abandon(connection: Connection, transaction: RootTransaction, dialect: Dialect) -> None:
+def _abandon(connection: Connection, dialect: Dialect) -> None:
+    """Leave the connection outside a transaction, or throw it away."""
     try:
-        transaction.rollback()
-        if connection.invalidated:
+        transaction = connection.get_transaction()
+        if transaction is not None:
+            transaction.rollback()
+        if connection.invalidated or connection.closed:
             return
         # After a failed COMMIT SQLAlchemy counts the transaction as over and sends nothing.
         connection.connection.rollback()

@@ -3,18 +3,21 @@ says what was expected, what came and what to do (CONTRACT.md, "Values")."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NoReturn, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from leasestore.clock import Clock
+from leasestore.errors import CallersError
 from leasestore.tickets import Event, Outcome, Ticket
 
 LAST_MS = 10**15
@@ -123,9 +126,22 @@ def now_ms(value: object, limits: Limits, name: str = "now_ms") -> int:
 def moment(value: object, limits: Limits) -> Clock:
     """A time or a clock, as a clock: a time is checked at once, a clock when it is read."""
     if callable(value):
-        return lambda: now_ms(value(), limits, "now_ms read from the clock")
+        read = _carrying(value)
+        return lambda: now_ms(read(), limits, "now_ms read from the clock")
     checked = now_ms(value, limits)
     return lambda: checked
+
+
+def _carrying(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same callable; its errors are carried as the caller's own."""
+
+    def carry(*args: object) -> Any:
+        try:
+            return call(*args)
+        except BaseException as error:  # noqa: BLE001 - all of them are the caller's
+            raise CallersError(error) from None
+
+    return carry
 
 
 def clock(value: object) -> Clock:
@@ -134,16 +150,35 @@ def clock(value: object) -> Clock:
     return cast("Clock", value)
 
 
-def send(value: object) -> Callable[[Event], object]:
+def send(value: object, *, awaited: bool = False) -> None:
+    """A plain function, or one whose answer can be awaited, as `run_once` needs it."""
     if not callable(value):
         _refuse("send", "a callable that takes a dict of id and qty", value)
-    return cast("Callable[[Event], object]", value)
+    function: object = value
+    is_coroutine = inspect.iscoroutinefunction(function)
+    if is_coroutine and not awaited:
+        _refuse("send", "a plain function", value, "; leasestore.aio.run_once awaits coroutines")
+    if awaited and type(function) is FunctionType and not is_coroutine:
+        _refuse("send", "a coroutine function", value, "; leasestore.run_once takes plain ones")
+
+
+def queue(repository: object, *, awaited: bool = False) -> None:
+    """A repository of the right face, with transactions of its own for claim and finish."""
+    claim = getattr(repository, "claim", None)
+    if not callable(claim):
+        _refuse("repository", "a JobRepository", repository)
+    if inspect.iscoroutinefunction(claim) is not awaited:
+        face = "leasestore.run_once" if awaited else "leasestore.aio.run_once"
+        _refuse("repository", "one of the other face", repository, f"; {face} is for this one")
+    if getattr(repository, "enlisted", False) is True:
+        remedy = ", in whose transaction it would send: claim and finish yourself, see Attempt"
+        _refuse("repository", "one with transactions of its own", repository, remedy)
 
 
 def fault(value: object) -> Fault | None:
     if value is not None and not callable(value):
         _refuse("fault", "None or a callable that takes the name of a point", value)
-    return cast("Fault | None", value)
+    return None if value is None else _carrying(value)
 
 
 def jitter(value: object) -> float:
@@ -199,19 +234,20 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     return value
 
 
+def path(value: object) -> Path:
+    """The absolute path of a file, whether there is one or not."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        _refuse("path", "str or os.PathLike of str", value)
+    return Path(value).absolute()
+
+
 def queue_path(value: object) -> Path:
-    """The absolute path of a file, not of SQLite's special names."""
-    if not isinstance(value, (str, os.PathLike)):
-        _refuse("path", "str or os.PathLike", value)
-    path = os.fspath(value)
-    if (
-        not isinstance(path, str)
-        or path in ("", ":memory:")
-        or path.startswith("file:")
-        or "\0" in path
-    ):
+    """The absolute path of a file to be opened or made, not one of SQLite's special names."""
+    file = path(value)
+    given = os.fspath(cast("str | os.PathLike[str]", value))
+    if given in ("", ":memory:") or given.startswith("file:") or "\0" in given:
         _refuse("path", "the path of a file (no in-memory database, no URI)", value)
-    return Path(path).absolute()
+    return file
 
 
 def _for_asyncio(value: object) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar
 
 from sqlalchemy import Column, Connection, Table
@@ -13,12 +14,22 @@ from sqlalchemy import Column, Connection, Table
 from leasestore import dialects, operations, validation
 from leasestore.clock import Clock
 from leasestore.dialects import Dialect
+from leasestore.errors import CallersError
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin, own_columns, table_of
 from leasestore.statements import Statements
 from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
 from leasestore.validation import Fault, Limits
 
 _T = TypeVar("_T")
+
+
+def _callers_errors_unpacked(do: Callable[[], _T]) -> _T:
+    try:
+        return do()
+    except CallersError as carried:
+        error = carried.error
+    # Raised out here, so that it goes on with nothing added to it.
+    raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +66,26 @@ class Verbs(ABC):
     _queue: Queue
 
     @abstractmethod
-    def _write(self, work: Callable[[Connection], _T], fault: Fault | None = None) -> _T:
-        """Do this work in a transaction that holds the write lock."""
+    def _do_write(
+        self, work: Callable[[Connection], _T], points: Fault | None, own: Mapping[str, Any]
+    ) -> _T:
+        """Do this work, which may set these columns of the application's own, in a transaction
+        that holds the write lock."""
 
     @abstractmethod
-    def _read(self, work: Callable[[Connection], _T]) -> _T:
+    def _do_read(self, work: Callable[[Connection], _T]) -> _T:
         """Do this work where it sees what is committed; it takes no write lock."""
+
+    def _write(
+        self,
+        work: Callable[[Connection], _T],
+        points: Fault | None = None,
+        own: Mapping[str, Any] = MappingProxyType({}),
+    ) -> _T:
+        return _callers_errors_unpacked(lambda: self._do_write(work, points, own))
+
+    def _read(self, work: Callable[[Connection], _T]) -> _T:
+        return _callers_errors_unpacked(lambda: self._do_read(work))
 
     def enqueue(
         self,
@@ -97,7 +122,8 @@ class Verbs(ABC):
         return self._write(
             lambda connection: operations.enqueue(
                 connection, self._queue.statements, checked, now(), ttl, delay, attempts, own
-            )
+            ),
+            own=own,
         )
 
     def claim(
@@ -125,14 +151,14 @@ class Verbs(ABC):
         validation.identifier("owner", owner)
         now = validation.moment(now_ms, self._queue.limits)
         lease = validation.lease_ms(lease_ms, self._queue.limits)
-        validation.fault(fault)
+        points = validation.fault(fault)
         if job_id is not None:
             validation.identifier("job_id", job_id)
         return self._write(
             lambda connection: operations.claim(
-                connection, self._queue.statements, owner, now(), lease, job_id, fault
+                connection, self._queue.statements, owner, now(), lease, job_id, points
             ),
-            fault,
+            points,
         )
 
     def finish(
@@ -162,13 +188,14 @@ class Verbs(ABC):
         validation.outcome(outcome)
         now = validation.moment(now_ms, self._queue.limits)
         delay = validation.delay_ms(delay_ms, self._queue.limits)
-        validation.fault(fault)
+        points = validation.fault(fault)
         own = validation.values(values, self._queue.own)
         status: Status | None = self._write(
             lambda connection: operations.finish(
-                connection, self._queue.statements, checked, outcome, now(), delay, own, fault
+                connection, self._queue.statements, checked, outcome, now(), delay, own, points
             ),
-            fault,
+            points,
+            own,
         )
         return status or False
 
@@ -192,12 +219,12 @@ class Verbs(ABC):
         checked = validation.ticket(ticket, self._queue.limits)
         now = validation.moment(now_ms, self._queue.limits)
         lease = validation.lease_ms(lease_ms, self._queue.limits)
-        validation.fault(fault)
+        points = validation.fault(fault)
         return self._write(
             lambda connection: operations.renew(
-                connection, self._queue.statements, checked, now(), lease, fault
+                connection, self._queue.statements, checked, now(), lease, points
             ),
-            fault,
+            points,
         )
 
     def release(self, ticket: Ticket, fault: Fault | None = None) -> bool:
@@ -212,12 +239,12 @@ class Verbs(ABC):
             True, or False with nothing changed if the ticket does not match its row.
         """
         checked = validation.ticket(ticket, self._queue.limits)
-        validation.fault(fault)
+        points = validation.fault(fault)
         return self._write(
             lambda connection: operations.release(
-                connection, self._queue.statements, checked, fault
+                connection, self._queue.statements, checked, points
             ),
-            fault,
+            points,
         )
 
     def redrive(
@@ -247,12 +274,12 @@ class Verbs(ABC):
         now = validation.moment(now_ms, self._queue.limits)
         ttl = validation.ttl_ms(ttl_ms, self._queue.limits)
         validation.identifier("note", note)
-        validation.fault(fault)
+        points = validation.fault(fault)
         return self._write(
             lambda connection: operations.redrive(
-                connection, self._queue.statements, job_id, now(), ttl, note, fault
+                connection, self._queue.statements, job_id, now(), ttl, note, points
             ),
-            fault,
+            points,
         )
 
     def get(self, job_id: str) -> JobState | None:
@@ -274,10 +301,8 @@ class Verbs(ABC):
         """
         now = validation.moment(now_ms, self._queue.limits)
         most = validation.limit(limit)
-        # Outside: what a clock raises is the caller's, even if it looks like a busy database.
-        at = now()
         return self._read(
-            lambda connection: operations.stuck(connection, self._queue.statements, at, most)
+            lambda connection: operations.stuck(connection, self._queue.statements, now(), most)
         )
 
     def recover(self, now_ms: int | Clock) -> Recovered:

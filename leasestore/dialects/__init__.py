@@ -21,6 +21,15 @@ class Dialect(Protocol):
         """An INSERT that knows `on_conflict_do_nothing`."""
         ...
 
+    def refuse_shared(self, connection: Connection, /) -> None:
+        """Raise `UnsupportedEngine` if somebody else is in a transaction on the driver connection
+        under this one, as a pool with a single connection can have it."""
+        ...
+
+    def check_still_begun(self, connection: Connection, /) -> None:
+        """Raise `UnsupportedEngine` if somebody else has ended the transaction meanwhile."""
+        ...
+
     def take_write_lock(self, connection: Connection, /) -> None:
         """Make the transaction just begun the only writer; nothing has been read in it yet.
 

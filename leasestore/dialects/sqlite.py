@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Connection, Table, Update, text
+from sqlalchemy import CheckConstraint, Connection, RootTransaction, Table, Update, text
 from sqlalchemy.dialects.sqlite import insert as insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
@@ -20,6 +21,11 @@ from leasestore.errors import UnsupportedEngine
 _OLDEST = (3, 35, 0)  # RETURNING
 # In the connection's info: the transaction that has the write lock, taken outside any savepoint.
 _LOCKED = "leasestore_locked"
+_SHARED = (
+    "somebody else is in a transaction on this driver connection: a listener that wrote when this "
+    "one began, or a pool that hands out the same connection to several, as for an in-memory "
+    "database. Use a file, or work inside that transaction with repository.within(session)"
+)
 
 
 def check_version() -> None:
@@ -30,11 +36,31 @@ def check_version() -> None:
         )
 
 
+def refuse_shared(connection: Connection) -> None:
+    """For a pool that gives the same driver connection to several (`sqlite://` in memory).
+
+    Asked before anything is begun: nobody has a transaction there but the driver itself.
+    """
+    holder = _holder(connection)
+    if in_transaction(connection) or (holder is not None and holder.is_active):
+        raise UnsupportedEngine(_SHARED)
+
+
+def check_still_begun(connection: Connection) -> None:
+    if not _driver(connection).in_transaction:
+        raise UnsupportedEngine(
+            "somebody else ended this transaction, on the same driver connection or from within a "
+            "fault point: what was written in it is lost. Give each its own connection"
+        )
+
+
 def take_write_lock(connection: Connection) -> None:
     """BEGIN IMMEDIATE, whatever the driver or the application began before."""
     _refuse_autocommit(connection)
     with _cursor(connection) as cursor:
         if _driver(connection).in_transaction:
+            if _autocommit(connection) is not False and not connection.dispatch.begin:
+                raise UnsupportedEngine(_SHARED)
             # Begun by the application's own hook, or by a driver that always has one open:
             # nothing was read in it yet, and it may be a deferred one.
             cursor.execute("ROLLBACK")
@@ -50,7 +76,7 @@ def take_write_lock(connection: Connection) -> None:
             "BEGIN IMMEDIATE left the driver outside a transaction: something between SQLAlchemy "
             "and SQLite ends transactions by itself"
         )
-    connection.info[_LOCKED] = connection.get_transaction()
+    _note_lock(connection)
 
 
 def begin_for_caller(connection: Connection) -> None:
@@ -80,26 +106,30 @@ def join(connection: Connection, no_change: Update | None) -> None:
             )
         with _cursor(connection) as cursor:
             _begin_immediate(cursor)
-    elif connection.info.get(_LOCKED) is root:
+    elif _holder(connection) is root:
         return
-    elif connection.in_nested_transaction() and not _outlasts_a_savepoint(connection):
+    elif connection.in_nested_transaction() and _autocommit(connection) is not False:
         raise UnsupportedEngine(
             "this transaction may have begun with its SAVEPOINT, whose release would commit what "
-            "your rollback should undo: begin the unit of work with leasestore.immediate(session), "
-            "or use SQLAlchemy's begin recipe for SQLite"
+            "your rollback should undo: begin the unit of work with leasestore.immediate(session)"
         )
     elif no_change is None:
         return
     else:
         connection.execute(no_change)
     if not connection.in_nested_transaction():
-        connection.info[_LOCKED] = root
+        _note_lock(connection)
 
 
-def _outlasts_a_savepoint(connection: Connection) -> bool:
-    """Whether the transaction is known to have begun before any savepoint in it."""
-    has_begin_recipe = _driver(connection).isolation_level is None and connection.dispatch.begin
-    return bool(has_begin_recipe) or _autocommit(connection) is False
+def _note_lock(connection: Connection) -> None:
+    root = connection.get_transaction()
+    connection.info[_LOCKED] = None if root is None else weakref.ref(root)
+
+
+def _holder(connection: Connection) -> RootTransaction | None:
+    """The transaction that was last known to have the lock of this driver connection."""
+    noted: weakref.ref[RootTransaction] | None = connection.info.get(_LOCKED)
+    return noted() if noted else None
 
 
 def _refuse_autocommit(connection: Connection) -> None:
@@ -151,7 +181,9 @@ def _begin_immediate(cursor: DBAPICursor) -> None:
 
 def differences(connection: Connection, table: Table) -> list[str]:
     master = text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name")
-    made_by = connection.execute(master, {"name": table.name}).scalar_one()
+    made_by = connection.execute(master, {"name": table.name}).scalar_one_or_none()
+    if made_by is None:
+        return [f"{table.name}: expected a table, found something else of that name"]
     wanted = ["AUTOINCREMENT"]
     wanted += [str(rule.sqltext) for rule in table.constraints if isinstance(rule, CheckConstraint)]
     return [

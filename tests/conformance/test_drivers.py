@@ -164,19 +164,18 @@ def test_no_database_is_named_by_every_verb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_an_error_of_the_same_kind_that_is_the_callers_stays_the_callers(
+def test_an_error_of_the_same_kind_as_a_missing_table_goes_on_as_it_is(
     reachable: bool, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = sqlite3.OperationalError("made up")
-    driver.sqlite_errorcode = sqlite3.SQLITE_ERROR
-    theirs = OperationalError("made up", None, driver)
+    with closing(sqlite3.connect(path)) as plain:
+        plain.execute("CREATE TRIGGER odd BEFORE UPDATE ON jobs BEGIN SELECT no_such(1); END")
     if not reachable:
-        monkeypatch.setattr(operations, "missing", raising(OperationalError("gone", None, driver)))
+        gone = OperationalError("gone", None, sqlite3.OperationalError("gone"))
+        monkeypatch.setattr(operations, "missing", raising(gone))
     with opened(path) as engine:
         enqueue(engine)
-        with pytest.raises(OperationalError) as caught:
-            JobRepository(engine).claim("me", 0, fault=raising(theirs))
-    assert caught.value is theirs
+        with pytest.raises(OperationalError, match="no such function"):
+            JobRepository(engine).claim("me", 0)
 
 
 def test_a_database_that_may_only_be_read_is_sqlites_own_error(path: Path) -> None:

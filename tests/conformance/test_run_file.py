@@ -61,9 +61,9 @@ def test_one_job_is_worked_and_the_connection_closed(
     assert_closed(connections)
 
 
-@pytest.mark.parametrize(("given", "lease_until"), [({}, 1100), ({"lease_ms": 250}, 350)])
+@pytest.mark.parametrize(("given", "lease_until"), [((), 1100), ((250,), 350)])
 def test_a_lease_as_long_as_asked_or_of_one_second(
-    path: Path, given: dict[str, int], lease_until: int
+    path: Path, given: tuple[int, ...], lease_until: int
 ) -> None:
     seen: list[Any] = []
 
@@ -71,7 +71,7 @@ def test_a_lease_as_long_as_asked_or_of_one_second(
         seen.extend(rows(path))
         return True
 
-    run_file(str(path), "me", Ticks(100, 150), send, 0, **given)
+    run_file(str(path), "me", Ticks(100, 150), send, 0, *given)
     assert [row["lease_until"] for row in seen] == [lease_until]
 
 
@@ -159,7 +159,25 @@ def test_a_link_to_a_queue_file_serves(path: Path, tmp_path: Path) -> None:
     assert run_file(tmp_path / "link", "me", Ticks(100, 150), Sent(), 0.5) is not None
 
 
-@pytest.mark.parametrize("path", [":memory:", "", "file:queue.db", None, b"queue.db", 1], ids=repr)
+@pytest.mark.parametrize("path", [":memory:", "", "file:queue.db", "a\0b"], ids=repr)
+def test_sqlites_special_names_are_files_that_do_not_exist(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no queue file"):
+        run_file(path, "me", Ticks(100), Sent(), 0.5)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_really_called_so_serves(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.rename(tmp_path / ":memory:")
+    monkeypatch.chdir(tmp_path)
+    assert run_file(":memory:", "me", Ticks(100, 150), Sent(), 0.5) is not None
+
+
+@pytest.mark.parametrize("path", [None, b"queue.db", 1], ids=repr)
 def test_what_is_no_path_of_a_file_is_refused(path: Any) -> None:
     with pytest.raises(ValueError, match="path"):
         run_file(path, "me", Ticks(100), Sent(), 0.5)

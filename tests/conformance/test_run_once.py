@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
 
 from leasestore import (
     Attempt,
@@ -16,8 +19,10 @@ from leasestore import (
     Permanent,
     Retryable,
     Ticket,
+    aio,
     run_once,
 )
+from leasestore.aio import AsyncJobRepository
 from tests.conformance.scene import insert_held
 from tests.conformance.stores import Store, can_lock
 from tests.conformance.values import JITTERS
@@ -425,3 +430,30 @@ def test_an_attempt_that_is_not_acknowledged_is_noticed() -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match="acknowledge what send answered"), Attempt(ticket, 1):
         pass
+
+
+def test_the_wrong_face_is_refused_before_anything_is_claimed(one_store: Store) -> None:
+    jobs = one_store.repository
+    one_store.insert(id="a")
+
+    async def awaited(event: Any) -> bool:
+        raise AssertionError("never")
+
+    engine = create_async_engine("sqlite+aiosqlite://")
+    refused: list[tuple[Any, Any, str]] = [
+        (AsyncJobRepository(engine), lambda _: True, r"leasestore\.aio\.run_once is for this one"),
+        (jobs.within(Session(jobs._bind)), lambda _: True, "with transactions of its own"),
+        (None, lambda _: True, "expected a JobRepository"),
+        (jobs, awaited, r"leasestore\.aio\.run_once awaits coroutines"),
+    ]
+    for repository, send, told in refused:
+        with pytest.raises(ValueError, match=told):
+            run_once(repository, "me", lambda: 1, send, 1)
+    refused = [
+        (jobs, awaited, r"leasestore\.run_once is for this one"),
+        (AsyncJobRepository(engine), lambda _: True, "expected a coroutine function"),
+    ]
+    for repository, send, told in refused:
+        with pytest.raises(ValueError, match=told):
+            asyncio.run(aio.run_once(repository, "me", lambda: 1, send, 1))
+    assert one_store.rows()[0]["status"] == "pending"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, select
+from sqlalchemy import Engine, create_engine, event, insert, select
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from leasestore import StoreBusy, UnsupportedEngine, immediate
@@ -121,3 +123,41 @@ def test_an_engine_that_would_not_roll_back_is_refused(path: Path) -> None:
         pytest.fail("the block ran")
     assert not locked(path)
     engine.dispose()
+
+
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only", "control_fully"])
+def test_a_session_in_a_transaction_of_the_test_suites_joins_that(
+    mode: Any, recipe_engine: Engine, path: Path
+) -> None:
+    jobs = deliveries(recipe_engine)
+    with recipe_engine.connect() as connection:
+        outer = connection.begin()
+        connection.execute(insert(Order).values(id=1))
+        session = Session(bind=connection, join_transaction_mode=mode)
+        with immediate(session):
+            session.add(Order(id=2))
+            jobs.within(session).enqueue({"id": "order-2", "qty": 1}, 0, 1000)
+        assert set(session.scalars(select(Order.id))) == {1, 2}
+        session.close()
+        if outer.is_active:
+            outer.rollback()
+    assert (len(rows(path, "deliveries")) == 0) is (mode != "control_fully")
+
+
+def test_an_error_of_the_block_goes_on_with_nothing_added(default_engine: Engine) -> None:
+    @dataclass(frozen=True)
+    class Frozen(Exception):
+        code: int
+
+    with pytest.raises(Frozen), Session(default_engine) as session, immediate(session):
+        raise Frozen(3)
+
+
+def test_a_listener_that_writes_as_the_transaction_begins_is_not_undone_in_silence(
+    default_engine: Engine,
+) -> None:
+    session = Session(default_engine)
+    event.listen(session, "after_begin", lambda s, t, c: c.execute(insert(Order).values(id=9)))
+    refused = pytest.raises(UnsupportedEngine, match="a listener that wrote")
+    with session, refused, immediate(session):
+        pytest.fail("the block ran")

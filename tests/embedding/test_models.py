@@ -20,9 +20,10 @@ from sqlalchemy import (
     String,
     Table,
     create_engine,
+    func,
     inspect,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column
 
 from leasestore import JobMixin, JobRepository, RedriveMixin, SchemaError
 from leasestore.models import table_of
@@ -212,3 +213,39 @@ def test_behind_a_base_that_makes_tables_the_mixin_is_refused_at_once(mixin: typ
         type("Task", (Tables, mixin), {"__tablename__": "tasks"})
     task = type("Work", (mixin, Tables), {"__tablename__": "works"})
     assert table_of(task, mixin).dialect_options["sqlite"]["autoincrement"]
+
+
+def test_other_names_of_the_contracts_columns_are_not_the_applications(tmp_path: Path) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Task(JobMixin, Base):
+        __tablename__ = "tasks"
+        note: Mapped[str | None]
+        kind: Mapped[str | None]
+
+        __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "task"}  # noqa: RUF012
+
+    class Urgent(Task):
+        __mapper_args__ = {"polymorphic_identity": "urgent"}  # noqa: RUF012
+
+    class Special(Task):
+        __tablename__ = "special_tasks"
+        seq: Mapped[int] = mapped_column(ForeignKey("tasks.seq"), primary_key=True)
+        __mapper_args__ = {"polymorphic_identity": "special"}  # noqa: RUF012
+
+    class TaskRedrive(RedriveMixin, Base):
+        __tablename__ = "task_redrives"
+
+    Task.state = column_property(table_of(Task, JobMixin).c.status)
+    Task.loud = column_property(func.upper(table_of(Task, JobMixin).c.note))
+    engine = create_engine(f"sqlite:///{tmp_path}/tasks.db")
+    Base.metadata.create_all(engine)
+    jobs = JobRepository(engine, job=Task, redrive=TaskRedrive)
+    for name in ("state", "loud", "status"):
+        with pytest.raises(ValueError, match=r"only the model's own columns \(kind, note\)"):
+            jobs.enqueue({"id": "a", "qty": 1}, 0, 1000, values={name: "done"})
+    assert table_of(Urgent, JobMixin) is table_of(Task, JobMixin)
+    with pytest.raises(ValueError, match="give the repository the parent class"):
+        JobRepository(engine, job=Special, redrive=TaskRedrive)
+    engine.dispose()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy import Delete, Engine, Insert, Update, create_engine, event, select, text
 from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -19,6 +19,7 @@ from leasestore import (
     EnlistedRepository,
     Event,
     JobRepository,
+    LeaseStoreError,
     SchemaError,
     StaleTicket,
     StoreBusy,
@@ -26,6 +27,7 @@ from leasestore import (
     UnsupportedEngine,
     immediate,
 )
+from leasestore.dialects import sqlite
 from tests.embedding.application import Delivery, Order
 from tests.embedding.conftest import deliveries
 from tests.support import rows
@@ -469,3 +471,82 @@ def test_a_trigger_of_the_hosts_fails_as_the_hosts(default_engine: Engine) -> No
         ))  # fmt: skip
     with Session(default_engine) as session, pytest.raises(IntegrityError, match="closed"):
         deliveries(default_engine).within(session).enqueue(EVENT, 0, 1000)
+
+
+# What a host may have besides
+
+
+def test_a_begin_listener_that_begins_nothing_makes_no_savepoint_safe(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
+    Delivery.metadata.create_all(engine)
+    event.listen(engine, "begin", lambda _: None)
+    with Session(engine) as session:
+        with suppress(UnsupportedEngine), session.begin_nested():
+            deliveries(engine).within(session).enqueue(EVENT, 0, 1000)
+        session.rollback()
+    engine.dispose()
+    assert jobs_in(path) == []
+
+
+def test_a_driver_that_always_has_a_transaction_may_begin_with_a_savepoint(
+    default_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As Python 3.12's autocommit=False, on every Python: the driver has begun, whatever came first.
+    monkeypatch.setattr(sqlite, "_autocommit", lambda _: False)
+    with Session(default_engine) as session:
+        session.add(Order(id=1))
+        session.flush()
+        with session.begin_nested():
+            for number in (1, 2):
+                event: Event = {"id": f"order-{number}", "qty": 1}
+                deliveries(default_engine).within(session).enqueue(event, 0, 1000)
+        session.rollback()
+    assert jobs_in(path_of(default_engine)) == []
+
+
+def test_a_session_that_routes_its_writes_puts_the_job_where_they_go(
+    default_engine: Engine, tmp_path: Path
+) -> None:
+    replica = create_engine(f"sqlite:///{tmp_path}/replica.db")
+    Delivery.metadata.create_all(replica)
+
+    class Routing(Session):
+        def get_bind(self, *args: Any, clause: Any = None, **kwargs: Any) -> Any:
+            writes = self._flushing or isinstance(clause, Insert | Update | Delete)
+            return default_engine if writes else replica
+
+    with Routing() as session:
+        session.add(Order(id=1))
+        deliveries(default_engine).within(session).enqueue(EVENT, 0, 1000)
+        session.commit()
+    assert orders(path_of(default_engine)) == [(1, "placed")]
+    assert len(jobs_in(path_of(default_engine))) == 1
+    assert jobs_in(tmp_path / "replica.db") == []
+    replica.dispose()
+
+
+def path_of(engine: Engine) -> Path:
+    return Path(str(engine.url.database))
+
+
+def test_a_loaded_mutable_column_still_follows_its_changes(default_engine: Engine) -> None:
+    jobs = deliveries(default_engine)
+    jobs.enqueue(EVENT, 0, 1000, values={"payload": {"to": "Ghent"}})
+    with Session(default_engine) as session:
+        job = session.scalars(select(Delivery)).one()
+        payload = job.payload
+        ticket = jobs.within(session).claim("me", 0)
+        assert ticket is not None
+        assert job.payload is payload, "a column of the application's own was loaded again"
+        jobs.within(session).finish(ticket, "ok", 1, values={"result": "signed"})
+        assert (job.status, job.result) == ("done", "signed")
+        session.commit()
+
+
+def test_a_trigger_that_discards_the_job_is_no_success(default_engine: Engine) -> None:
+    with default_engine.begin() as connection:
+        connection.execute(text(
+            "CREATE TRIGGER silently BEFORE INSERT ON deliveries BEGIN SELECT RAISE(IGNORE); END"
+        ))  # fmt: skip
+    with pytest.raises(LeaseStoreError, match="neither stored nor found"):
+        deliveries(default_engine).enqueue(EVENT, 0, 1000)

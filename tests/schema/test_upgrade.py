@@ -180,6 +180,7 @@ STRANGERS = {
     "no UNIQUE": (CONTRACT_DDL.replace("UNIQUE", ""), r"expected UNIQUE \(id\)"),
     "a weaker CHECK": (CONTRACT_DDL.replace(",'dead'", ""), "expected status IN"),
     "a column more": (CONTRACT_DDL.replace("reason TEXT", "reason TEXT, x INT"), "no further"),
+    "a view": ("CREATE VIEW jobs AS SELECT 1 AS seq", "something else of that name"),
     "another type": (CONTRACT_DDL.replace("reason TEXT", "reason BLOB"), "found reason BLOB"),
     "nullable": (CONTRACT_DDL.replace("note TEXT NOT NULL", "note TEXT"), "found note TEXT"),
 }
