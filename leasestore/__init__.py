@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from leasestore.backoff import retry_delay
 from leasestore.clock import Clock, system_clock
+from leasestore.database_clock import database_clock
 from leasestore.delivery import Attempt, run_once
 from leasestore.errors import (
     BadAck,
@@ -61,6 +62,7 @@ __all__ = [
     "StoreBusy",
     "Ticket",
     "UnsupportedEngine",
+    "database_clock",
     "immediate",
     "open_queue",
     "retry_delay",

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
@@ -27,7 +28,7 @@ from sqlalchemy.ext.asyncio import (
 
 from leasestore import validation
 from leasestore.clock import Clock
-from leasestore.delivery import Attempt, forward_only
+from leasestore.delivery import Attempt, Forward
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
 from leasestore.repository import EnlistedRepository, JobRepository
 from leasestore.tickets import Delivered, Event
@@ -36,33 +37,31 @@ from leasestore.validation import Limits
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_R = TypeVar("_R")
+_R_co = TypeVar("_R_co", covariant=True)
 
 AsyncSend = Callable[[Event], Awaitable[object]]
 
 
+class _Face(ABC, Generic[_R_co]):
+    @abstractmethod
+    async def _call(self, verb: Callable[[_R_co], _T]) -> _T:
+        """Do this with the synchronous repository behind the face."""
+
+
 def _mirrored(
-    verb: Callable[Concatenate[JobRepository, _P], _T],
-) -> Callable[Concatenate[AsyncJobRepository, _P], Coroutine[Any, Any, _T]]:
+    verb: Callable[Concatenate[_R, _P], _T],
+) -> Callable[Concatenate[_Face[_R], _P], Coroutine[Any, Any, _T]]:
     """The verb as a coroutine of the same signature."""
 
     @functools.wraps(verb)
-    async def call(self: AsyncJobRepository, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def call(self: _Face[_R], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await self._call(lambda repository: verb(repository, *args, **kwargs))
 
     return call
 
 
-def _mirrored_within(
-    verb: Callable[Concatenate[EnlistedRepository, _P], _T],
-) -> Callable[Concatenate[AsyncEnlistedRepository, _P], Coroutine[Any, Any, _T]]:
-    @functools.wraps(verb)
-    async def call(self: AsyncEnlistedRepository, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await self._call(lambda repository: verb(repository, *args, **kwargs))
-
-    return call
-
-
-class AsyncJobRepository:
+class AsyncJobRepository(_Face[JobRepository]):
     """`JobRepository` on an `AsyncEngine`, or a borrowed `AsyncConnection` without an open
     transaction: the same arguments, verbs, answers and errors, awaited."""
 
@@ -113,7 +112,7 @@ class AsyncJobRepository:
         return await connection.run_sync(lambda sync: verb(self._sync._on(sync)))
 
 
-class AsyncEnlistedRepository:
+class AsyncEnlistedRepository(_Face[EnlistedRepository]):
     """`EnlistedRepository` for an asynchronous session or connection, awaited."""
 
     enlisted = True
@@ -130,15 +129,15 @@ class AsyncEnlistedRepository:
             )
         self._repository, self._host = repository, host
 
-    enqueue = _mirrored_within(EnlistedRepository.enqueue)
-    claim = _mirrored_within(EnlistedRepository.claim)
-    finish = _mirrored_within(EnlistedRepository.finish)
-    renew = _mirrored_within(EnlistedRepository.renew)
-    release = _mirrored_within(EnlistedRepository.release)
-    redrive = _mirrored_within(EnlistedRepository.redrive)
-    get = _mirrored_within(EnlistedRepository.get)
-    stuck = _mirrored_within(EnlistedRepository.stuck)
-    recover = _mirrored_within(EnlistedRepository.recover)
+    enqueue = _mirrored(EnlistedRepository.enqueue)
+    claim = _mirrored(EnlistedRepository.claim)
+    finish = _mirrored(EnlistedRepository.finish)
+    renew = _mirrored(EnlistedRepository.renew)
+    release = _mirrored(EnlistedRepository.release)
+    redrive = _mirrored(EnlistedRepository.redrive)
+    get = _mirrored(EnlistedRepository.get)
+    stuck = _mirrored(EnlistedRepository.stuck)
+    recover = _mirrored(EnlistedRepository.recover)
 
     async def _call(self, verb: Callable[[EnlistedRepository], _T]) -> _T:
         host = _resolved(self._host)
@@ -199,7 +198,7 @@ async def run_once(
     validation.jitter(jitter)
     validation.send(send, awaited=True)
     validation.queue(repository, awaited=True)
-    forward = forward_only(clock)
+    forward = Forward(clock)
     ticket = await repository.claim(owner, forward, lease_ms)
     if ticket is None:
         return None

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self
 
+from sqlalchemy import Connection
+
 from leasestore import validation
 from leasestore.backoff import retry_delay
-from leasestore.clock import Clock
+from leasestore.clock import Clock, read
 from leasestore.errors import BadAck, Permanent, Retryable
 from leasestore.repository import JobRepository
 from leasestore.tickets import Delivered, Event, Outcome, Status, Ticket
@@ -58,7 +60,7 @@ def run_once(
     validation.jitter(jitter)
     validation.send(send)
     validation.queue(repository)
-    forward = forward_only(clock)
+    forward = Forward(clock)
     ticket = repository.claim(owner, forward, lease_ms)
     if ticket is None:
         return None
@@ -135,16 +137,21 @@ class Attempt:
         return True
 
 
-def forward_only(clock: Clock) -> Clock:
+class Forward:
     """The same clock, refusing a value below its first one."""
-    validation.clock(clock)
-    first: list[int] = []
 
-    def read() -> int:
-        now = clock()
-        if first:
-            return validation.integer("clock, read again", now, first[0], validation.LAST_MS)
-        first.append(now)
-        return now
+    def __init__(self, clock: Clock) -> None:
+        self._clock = validation.clock(clock)
+        self._first: int | None = None
 
-    return read
+    def __call__(self) -> int:
+        return self._forward(self._clock())
+
+    def on(self, connection: Connection) -> int:
+        return self._forward(read(self._clock, connection))
+
+    def _forward(self, now: int) -> int:
+        if self._first is None:
+            self._first = now
+            return now
+        return validation.integer("clock, read again", now, self._first, validation.LAST_MS)

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, cast
 
-from sqlalchemy import Column, Connection, RowMapping, Table, UniqueConstraint, inspect, select
+from sqlalchemy import (
+    Column,
+    Connection,
+    RowMapping,
+    Table,
+    UniqueConstraint,
+    inspect,
+    select,
+)
 from sqlalchemy.types import NullType
 
 from leasestore.dialects import Dialect
@@ -54,17 +62,19 @@ def enqueue(
         deadline=now + ttl_ms,
     )
     statement = statements.enqueue(tuple(values))
-    if connection.execute(statement, bound | own_parameters(values)).rowcount:
-        return True
-    stored = get(connection, statements, event["id"])
-    if stored is None:
-        raise LeaseStoreError(
-            f"job {event['id']!r} was neither stored nor found: a trigger of the database "
-            "discards it"
-        )
-    if stored["qty"] != event["qty"]:
-        raise Conflict(event["id"], stored["qty"], event["qty"])
-    return False
+    # Again, since what kept the row out may be deleted before it is read.
+    for _ in range(2):
+        if connection.execute(statement, bound | own_parameters(values)).rowcount:
+            return True
+        stored = get(connection, statements, event["id"])
+        if stored is not None:
+            if stored["qty"] != event["qty"]:
+                raise Conflict(event["id"], stored["qty"], event["qty"])
+            return False
+    raise LeaseStoreError(
+        f"job {event['id']!r} was neither stored nor found: a trigger or rule of the database "
+        "discards it"
+    )
 
 
 def claim(

@@ -17,7 +17,13 @@ from leasestore.errors import SchemaError, StaleTicket, StoreBusy
 from leasestore.host import Host, host_of
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
 from leasestore.tickets import Outcome, Status, Ticket
-from leasestore.transactions import connected, join, read_transaction, write_transaction
+from leasestore.transactions import (
+    connected,
+    join,
+    join_for_reading,
+    read_transaction,
+    write_transaction,
+)
 from leasestore.validation import Fault, Limits
 from leasestore.verbs import Queue, Verbs
 
@@ -175,16 +181,18 @@ class EnlistedRepository(Verbs):
     def _do_write(
         self, work: Callable[[Connection], _T], points: Fault | None, own: Mapping[str, Any]
     ) -> _T:
-        connection = self._connection()
-        with _schema_named(self._queue, connection):
-            join(connection, self._queue.dialect, self._queue.statements.no_change)
+        connection, dialect = self._connection(), self._queue.dialect
+        with (
+            _schema_named(self._queue, connection),
+            join(connection, dialect, self._queue.statements.no_change),
+        ):
             answer = work(connection)
-        self._host.show(tuple(own))
+            self._host.show(tuple(own))
         return answer
 
     def _do_read(self, work: Callable[[Connection], _T]) -> _T:
         connection = self._connection()
-        with _schema_named(self._queue, connection):
+        with _schema_named(self._queue, connection), join_for_reading(self._queue.dialect):
             return work(connection)
 
     def _connection(self) -> Connection:

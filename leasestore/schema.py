@@ -273,10 +273,12 @@ def _transaction(bind: Engine | Connection) -> Iterator[Connection]:
     dialect = dialects.named(validation.bind(bind).dialect.name)
     with connected(bind, dialect) as connection:
         if connection.in_transaction():
-            join(connection, dialect, None)
-            yield connection
+            with join(connection, dialect, None):
+                dialect.lock_schema(connection)
+                yield connection
         else:
             with write_transaction(connection, dialect):
+                dialect.lock_schema(connection)
                 yield connection
 
 

@@ -58,8 +58,9 @@ def _word(text: str) -> ColumnElement[Any]:
 class Statements:
     """Every statement over one job table and its redrive table.
 
-    `own` maps an application's attributes to its own columns; `insert` makes the dialect's
-    INSERT, which can yield to a row that exists.
+    `own` maps an application's attributes to its own columns. Of the dialect, `insert` makes an
+    INSERT that can yield to a row that exists, and `choose` a condition that holds for the rows
+    chosen, in order of seq, once and for all.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Statements:
         redrive: Table,
         own: Mapping[str, Column[Any]],
         insert: Callable[[Table], Any],
+        choose: Callable[..., ColumnElement[bool]],
     ) -> None:
-        self._job, self._redrive, self._own, self._insert = job, redrive, own, insert
+        self._job, self._redrive, self._own = job, redrive, own
+        self._insert, self._choose = insert, choose
         self._inserts: dict[tuple[str, ...], Insert] = {}
         self._finishes: dict[tuple[str, ...], Update] = {}
         column = job.c
@@ -132,6 +135,8 @@ class Statements:
             self._insert(self._job)
             .from_select(list(row), absent)
             .on_conflict_do_nothing(index_elements=[column.id])
+            # Not every driver still knows the count when its cursor is closed.
+            .execution_options(preserve_rowcount=True)
         )
         return insert
 
@@ -140,6 +145,13 @@ class Statements:
     @cached_property
     def sweep(self) -> dict[str, Update]:
         """By reason, in order: of a row with neither time nor attempts, time is the reason."""
+        return self._sweep()
+
+    @cached_property
+    def sweep_one(self) -> dict[str, Update]:
+        return self._sweep(self._named)
+
+    def _sweep(self, *only: ColumnElement[bool]) -> dict[str, Update]:
         column = self._job.c
         is_open = or_(self._pending, self._expired)
         spent = {
@@ -147,13 +159,13 @@ class Statements:
             "exhausted": column.attempts >= column.max_attempts,
         }
         return {
-            reason: self._free(is_open, condition, status=_word("dead"), reason=_word(reason))
+            reason: self._free(
+                self._choose(self._job, is_open, condition, *only),
+                status=_word("dead"),
+                reason=_word(reason),
+            )
             for reason, condition in spent.items()
         }
-
-    @cached_property
-    def sweep_one(self) -> dict[str, Update]:
-        return {reason: statement.where(self._named) for reason, statement in self.sweep.items()}
 
     @cached_property
     def claim(self) -> Update:
@@ -166,19 +178,18 @@ class Statements:
     def _claim(self, *only: ColumnElement[bool]) -> Update:
         column = self._job.c
         ready = and_(self._pending, column.available_at <= self._now)
-        candidate = (
-            select(column.seq)
-            .where(or_(ready, self._expired), *only)
+        first = self._choose(
+            self._job,
+            or_(ready, self._expired),
             # Repeats what the sweep just did: no row without time or attempts is ever taken.
-            .where(column.deadline > self._now, column.attempts < column.max_attempts)
-            .order_by(column.seq)
-            .limit(literal_column("1"))
-            .correlate(None)
-            .scalar_subquery()
+            column.deadline > self._now,
+            column.attempts < column.max_attempts,
+            *only,
+            limit=1,
         )
         return (
             update(self._job)
-            .where(column.seq == candidate)
+            .where(first)
             .values(
                 status=_word("leased"),
                 attempts=column.attempts + literal_column("1"),
@@ -242,7 +253,8 @@ class Statements:
 
     @cached_property
     def recover(self) -> Update:
-        return self._free(self._expired, status=_word("pending"), reason=_word("expired"))
+        ended = self._choose(self._job, self._expired)
+        return self._free(ended, status=_word("pending"), reason=_word("expired"))
 
     @cached_property
     def audit(self) -> Insert:
@@ -254,9 +266,10 @@ class Statements:
             audit.at_ms: _bind("now", audit.at_ms),
             audit.note: _bind("note", audit.note),
         }
-        dead = select(*row.values()).where(self._named, self._dead)
+        # Locked, so that of two redrives at the same time one finds the job no longer dead.
+        dead = select(*row.values()).where(self._named, self._dead).with_for_update(key_share=True)
         insert: Insert = self._insert(self._redrive).from_select(list(row), dead)
-        return insert
+        return insert.execution_options(preserve_rowcount=True)
 
     @cached_property
     def revive(self) -> Update:

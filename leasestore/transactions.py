@@ -22,9 +22,10 @@ _CALL_AGAIN = (
     "work inside it: repository.within(session))"
 )
 _RUN_AGAIN = (
-    "your transaction could not take the write lock: somebody else had it, or changed what the "
-    "transaction had read before. Roll back and run the unit of work again; begin it with "
-    "leasestore.immediate(session) and this cannot happen half-way"
+    "your transaction could not take a lock that it needs: somebody else had it, waited for one of "
+    "yours, or changed what the transaction had read before. Roll back and run the unit of work "
+    "again; where the database has one write lock, begin with leasestore.immediate(session) and "
+    "this cannot happen half-way"
 )
 
 
@@ -54,21 +55,22 @@ def write_transaction(connection: Connection, dialect: Dialect) -> Iterator[None
     """
     _refuse_begun(connection)
     dialect.refuse_shared(connection)
-    try:
-        with _busy_named(dialect):
-            transaction = connection.begin()
-            dialect.take_write_lock(connection)
-            yield
-            dialect.check_still_begun(connection)
-            transaction.commit()
-        if dialect.in_transaction(connection):
-            raise UnsupportedEngine(
-                "the driver's commit() left the transaction open: leasestore cannot work with "
-                "this driver setting. What was written has been rolled back"
-            )
-    except BaseException:
-        _abandon(connection, dialect)
-        raise
+    with dialect.own_transactions(connection):
+        try:
+            with _busy_named(dialect):
+                transaction = connection.begin()
+                dialect.take_write_lock(connection)
+                yield
+                dialect.check_still_begun(connection)
+                transaction.commit()
+            if dialect.in_transaction(connection):
+                raise UnsupportedEngine(
+                    "the driver's commit() left the transaction open: leasestore cannot work with "
+                    "this driver setting. What was written has been rolled back"
+                )
+        except BaseException:
+            _abandon(connection, dialect)
+            raise
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def read_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]
     """
     _refuse_begun(connection)
     dialect.refuse_shared(connection)
-    with _busy_named(dialect):
+    with dialect.own_transactions(connection), _busy_named(dialect):
         try:
             connection.begin()
             yield
@@ -90,15 +92,25 @@ def read_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]
             _abandon(connection, dialect)
 
 
-def join(connection: Connection, dialect: Dialect, no_change: Update | None) -> None:
-    """Take the write lock in a transaction of the caller's, which the caller ends.
+@contextmanager
+def join(connection: Connection, dialect: Dialect, no_change: Update | None) -> Iterator[None]:
+    """Take the write lock in a transaction of the caller's, which the caller ends, then the block.
 
     Raises:
-        StoreBusy: the lock could not be had. The caller's unit of work has to be run again.
+        StoreBusy: the lock, or one of a row, could not be had. The caller's unit of work has to be
+            run again.
         UnsupportedEngine: the caller's rollback would not undo a change made now.
     """
     with _busy_named(dialect, _RUN_AGAIN):
         dialect.join(connection, no_change)
+        yield
+
+
+@contextmanager
+def join_for_reading(dialect: Dialect) -> Iterator[None]:
+    """The same for a block that only reads; it takes no lock."""
+    with _busy_named(dialect, _RUN_AGAIN):
+        yield
 
 
 def immediate(

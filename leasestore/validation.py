@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from leasestore.clock import Clock
+from leasestore.clock import Clock, read
 from leasestore.errors import CallersError
 from leasestore.tickets import Event, Outcome, Ticket
 
@@ -24,6 +24,7 @@ LAST_MS = 10**15
 """No time and no token is above this one."""
 
 Fault = Callable[[str], object]
+Moment = Callable[[Connection], int]
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST = 10**12
@@ -123,13 +124,14 @@ def now_ms(value: object, limits: Limits, name: str = "now_ms") -> int:
     return integer(name, value, 0, limits.latest_ms)
 
 
-def moment(value: object, limits: Limits) -> Clock:
-    """A time or a clock, as a clock: a time is checked at once, a clock when it is read."""
+def moment(value: object, limits: Limits) -> Moment:
+    """A time or a clock, to be read on a connection: a time is checked at once, a clock then."""
     if callable(value):
-        read = _carrying(value)
-        return lambda: now_ms(read(), limits, "now_ms read from the clock")
+        clock = cast("Clock", value)
+        told = _carrying(lambda connection: read(clock, connection))
+        return lambda connection: now_ms(told(connection), limits, "now_ms read from the clock")
     checked = now_ms(value, limits)
-    return lambda: checked
+    return lambda _: checked
 
 
 def _carrying(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,7 +56,7 @@ class Queue:
                 f"pair of tables; got {job.__name__} and {redrive.__name__}"
             )
         own = own_columns(job)
-        statements = Statements(*tables, own, dialect.insert)
+        statements = Statements(*tables, own, dialect.insert, dialect.choose)
         return cls(database, dialect, job, tables, own, statements, validation.limits(limits))
 
 
@@ -121,7 +121,14 @@ class Verbs(ABC):
         own = validation.values(values, self._queue.own)
         return self._write(
             lambda connection: operations.enqueue(
-                connection, self._queue.statements, checked, now(), ttl, delay, attempts, own
+                connection,
+                self._queue.statements,
+                checked,
+                now(connection),
+                ttl,
+                delay,
+                attempts,
+                own,
             ),
             own=own,
         )
@@ -156,7 +163,7 @@ class Verbs(ABC):
             validation.identifier("job_id", job_id)
         return self._write(
             lambda connection: operations.claim(
-                connection, self._queue.statements, owner, now(), lease, job_id, points
+                connection, self._queue.statements, owner, now(connection), lease, job_id, points
             ),
             points,
         )
@@ -192,7 +199,14 @@ class Verbs(ABC):
         own = validation.values(values, self._queue.own)
         status: Status | None = self._write(
             lambda connection: operations.finish(
-                connection, self._queue.statements, checked, outcome, now(), delay, own, points
+                connection,
+                self._queue.statements,
+                checked,
+                outcome,
+                now(connection),
+                delay,
+                own,
+                points,
             ),
             points,
             own,
@@ -222,7 +236,7 @@ class Verbs(ABC):
         points = validation.fault(fault)
         return self._write(
             lambda connection: operations.renew(
-                connection, self._queue.statements, checked, now(), lease, points
+                connection, self._queue.statements, checked, now(connection), lease, points
             ),
             points,
         )
@@ -277,7 +291,7 @@ class Verbs(ABC):
         points = validation.fault(fault)
         return self._write(
             lambda connection: operations.redrive(
-                connection, self._queue.statements, job_id, now(), ttl, note, points
+                connection, self._queue.statements, job_id, now(connection), ttl, note, points
             ),
             points,
         )
@@ -302,7 +316,9 @@ class Verbs(ABC):
         now = validation.moment(now_ms, self._queue.limits)
         most = validation.limit(limit)
         return self._read(
-            lambda connection: operations.stuck(connection, self._queue.statements, now(), most)
+            lambda connection: operations.stuck(
+                connection, self._queue.statements, now(connection), most
+            )
         )
 
     def recover(self, now_ms: int | Clock) -> Recovered:
@@ -316,5 +332,7 @@ class Verbs(ABC):
         """
         now = validation.moment(now_ms, self._queue.limits)
         return self._write(
-            lambda connection: operations.recover(connection, self._queue.statements, now())
+            lambda connection: operations.recover(
+                connection, self._queue.statements, now(connection)
+            )
         )

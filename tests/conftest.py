@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tests import postgresql as servers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,3 +22,17 @@ def heeded_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[servers.Server]:
+    """Started by the first test that asks for it, stopped at the end."""
+    with servers.server() as server:
+        yield server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs the PostgreSQL server, so that the quick part can do without."""
+    for item in items:
+        if re.search(r"psycopg|asyncpg|postgresql", item.nodeid):
+            item.add_marker(pytest.mark.postgresql)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Table, Update
+from sqlalchemy import ColumnElement, Connection, Table, Update
 
-from leasestore.dialects import sqlite
+from leasestore.dialects import postgresql, sqlite
 from leasestore.errors import UnsupportedEngine
 
 
@@ -19,6 +20,28 @@ class Dialect(Protocol):
 
     def insert(self, table: Table, /) -> Any:
         """An INSERT that knows `on_conflict_do_nothing`."""
+        ...
+
+    def choose(
+        self, table: Table, /, *conditions: ColumnElement[bool], limit: int | None = None
+    ) -> ColumnElement[bool]:
+        """A condition that holds for the rows chosen, in order of seq, once and for all.
+
+        Where rows have locks, they are locked as they are chosen, and those that somebody else
+        works on are passed over.
+        """
+        ...
+
+    def now_ms(self, connection: Connection, /) -> int:
+        """Milliseconds by the database's clock, when this statement runs."""
+        ...
+
+    def lock_schema(self, connection: Connection, /) -> None:
+        """Keep others from making or changing tables, until the transaction ends."""
+        ...
+
+    def own_transactions(self, connection: Connection, /) -> AbstractContextManager[None]:
+        """While it lasts, transactions on this connection are as those of the verbs have to be."""
         ...
 
     def refuse_shared(self, connection: Connection, /) -> None:
@@ -77,7 +100,7 @@ class Dialect(Protocol):
         ...
 
 
-_DIALECTS: dict[str, Dialect] = {"sqlite": sqlite}
+_DIALECTS: dict[str, Dialect] = {"postgresql": postgresql, "sqlite": sqlite}
 
 
 def named(name: str) -> Dialect:

@@ -6,16 +6,28 @@ import random
 import sqlite3
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Connection, RootTransaction, Table, Update, text
+from sqlalchemy import (
+    CheckConstraint,
+    ColumnElement,
+    Connection,
+    RootTransaction,
+    Table,
+    Update,
+    and_,
+    literal_column,
+    select,
+    text,
+)
 from sqlalchemy.dialects.sqlite import insert as insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
 
 from leasestore.backoff import lock_steps
+from leasestore.clock import system_clock
 from leasestore.errors import UnsupportedEngine
 
 _OLDEST = (3, 35, 0)  # RETURNING
@@ -34,6 +46,30 @@ def check_version() -> None:
             f"leasestore needs SQLite {'.'.join(map(str, _OLDEST))} or newer (RETURNING); this "
             f"Python has {sqlite3.sqlite_version}"
         )
+
+
+def choose(
+    table: Table, *conditions: ColumnElement[bool], limit: int | None = None
+) -> ColumnElement[bool]:
+    """Nobody else writes meanwhile, so only a limit needs a choice at all."""
+    if limit is None:
+        return and_(*conditions)
+    choice = select(table.c.seq).where(*conditions).order_by(table.c.seq)
+    return table.c.seq == choice.limit(literal_column(str(limit))).correlate(None).scalar_subquery()
+
+
+def now_ms(connection: Connection) -> int:
+    """SQLite runs in this process: its clock is the host's."""
+    return system_clock()
+
+
+def lock_schema(connection: Connection) -> None:
+    """The write lock does that."""
+
+
+def own_transactions(connection: Connection) -> AbstractContextManager[None]:
+    """Whatever the mode, the lock makes them what they have to be."""
+    return nullcontext()
 
 
 def refuse_shared(connection: Connection) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
 import pytest
+from sqlalchemy import Connection
 
 from leasestore import Limits, system_clock, validation
 
@@ -22,4 +24,4 @@ def test_it_lies_between_two_readings_of_the_systems_own() -> None:
 
 
 def test_the_verbs_accept_it() -> None:
-    assert validation.moment(system_clock, Limits())() > 1_700_000_000_000
+    assert validation.moment(system_clock, Limits())(cast("Connection", None)) > 1_700_000_000_000

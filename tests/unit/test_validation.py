@@ -8,12 +8,12 @@ from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 
 from leasestore import Limits, validation
 from tests.conformance.values import (
@@ -109,20 +109,23 @@ def test_every_identifier_is_accepted(text: str) -> None:
 
 # Times and clocks
 
+NOWHERE = cast("Connection", None)
+"""A clock of the host needs no connection to be read."""
+
 
 def test_a_number_is_checked_at_once() -> None:
     with pytest.raises(ValueError, match="now_ms"):
         validation.moment(-1, LIMITS)
-    assert validation.moment(7, LIMITS)() == 7
+    assert validation.moment(7, LIMITS)(NOWHERE) == 7
 
 
 def test_a_clock_is_read_when_it_is_called_and_checked_then() -> None:
     readings = [5, -1]
     clock = validation.moment(lambda: readings.pop(0), LIMITS)
     assert readings == [5, -1]
-    assert clock() == 5
+    assert clock(NOWHERE) == 5
     with pytest.raises(ValueError, match="now_ms read from the clock: expected int"):
-        clock()
+        clock(NOWHERE)
 
 
 def test_a_first_delay_leaves_time_to_run() -> None:

@@ -1,0 +1,157 @@
+"""PostgreSQL: read-committed transactions, rows locked as they are chosen, errors by SQLSTATE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    Update,
+    literal_column,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import insert as insert
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError
+
+from leasestore.errors import UnsupportedEngine
+
+_BUSY = frozenset({
+    "40001",  # serialization_failure
+    "40P01",  # deadlock_detected
+    "55P03",  # lock_not_available: lock_timeout, NOWAIT
+})  # fmt: skip
+# Any number will do that nobody else's advisory locks are likely to have.
+_SCHEMA_LOCK = 0x6C656173652D7374
+_ABSENT = frozenset({
+    "3F000",  # invalid_schema_name
+    "42703",  # undefined_column
+    "42P01",  # undefined_table
+})  # fmt: skip
+
+
+def check_version() -> None:
+    """Every PostgreSQL that SQLAlchemy 2 speaks to has SKIP LOCKED and RETURNING."""
+
+
+def choose(
+    table: Table, *conditions: ColumnElement[bool], limit: int | None = None
+) -> ColumnElement[bool]:
+    """Chosen and locked in a step of its own, which the update joins.
+
+    Materialised: an `IN (SELECT ... LIMIT 1 FOR UPDATE SKIP LOCKED)` may be run again by the
+    plan while it updates, and take more rows than were asked for.
+    """
+    choice = select(table.c.seq).where(*conditions).order_by(table.c.seq)
+    if limit is not None:
+        choice = choice.limit(literal_column(str(limit)))
+    # No stronger than what the update takes: a row of the application's that refers to a job is no
+    # reason to pass the job over.
+    locked = choice.with_for_update(skip_locked=True, key_share=True)
+    chosen = locked.cte("chosen").prefix_with("MATERIALIZED")
+    return table.c.seq == chosen.c.seq
+
+
+def now_ms(connection: Connection) -> int:
+    """Of this statement: `now()` would stand still for the length of a transaction."""
+    ms = "SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"
+    return int(connection.execute(text(ms)).scalar_one())
+
+
+def lock_schema(connection: Connection) -> None:
+    # For the transaction only: a session's lock would mean nothing behind a pooler.
+    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
+
+
+@contextmanager
+def own_transactions(connection: Connection) -> Iterator[None]:
+    """READ COMMITTED, whatever the engine has: each statement sees what was committed before it,
+    and waits for a row instead of failing."""
+    # Not by execution_options: a borrowed connection would keep the option, and one more thing to
+    # undo for each call.
+    connection.dialect.set_isolation_level(_driver(connection), "READ COMMITTED")
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            _restore_isolation(connection)
+
+
+def _restore_isolation(connection: Connection) -> None:
+    """What the application asked for, for this connection or for all."""
+    dialect, asked = connection.dialect, connection.get_execution_options().get("isolation_level")
+    try:
+        if asked is None:
+            dialect.reset_isolation_level(_driver(connection))
+        else:
+            dialect.set_isolation_level(_driver(connection), asked)
+    except Exception:  # noqa: BLE001
+        # What the verb came to is what counts; this connection only has to go.
+        connection.invalidate()
+
+
+def refuse_shared(connection: Connection) -> None:
+    """No pool for PostgreSQL hands out one connection twice."""
+
+
+def check_still_begun(connection: Connection) -> None:
+    """PostgreSQL's COMMIT says if the transaction has failed."""
+
+
+def take_write_lock(connection: Connection) -> None:
+    """There is none to take: rows are locked one by one."""
+
+
+def begin_for_caller(connection: Connection) -> None:
+    _refuse_autocommit(connection)
+
+
+def join(connection: Connection, no_change: Update | None) -> None:
+    _refuse_autocommit(connection)
+
+
+def _refuse_autocommit(connection: Connection) -> None:
+    # SQLAlchemy's own question, detect_autocommit_setting, is younger than the oldest supported.
+    if getattr(_driver(connection), "autocommit", False):
+        raise UnsupportedEngine(
+            "this connection is in autocommit mode and has no transaction to join: use an engine "
+            "with execution_options(isolation_level='READ COMMITTED'), or the repository outside"
+        )
+
+
+def differences(connection: Connection, table: Table) -> list[str]:
+    """SQLAlchemy reflects all that matters here."""
+    return []
+
+
+def in_transaction(connection: Connection) -> bool:
+    """SQLAlchemy's own bookkeeping is right for these drivers."""
+    return False
+
+
+def is_busy(error: BaseException) -> bool:
+    return _state(error) in _BUSY
+
+
+def is_not_a_database(error: BaseException) -> bool:
+    return False
+
+
+def may_lack_tables(error: BaseException) -> bool:
+    return _state(error) in _ABSENT
+
+
+def _state(error: BaseException) -> str | None:
+    """SQLSTATE, under the name that the driver has for it."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+
+
+def _driver(connection: Connection) -> DBAPIConnection:
+    driver = connection.connection.dbapi_connection
+    assert driver is not None
+    return driver

