@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
-from tests.conformance.stores import BACKENDS, Store
+from tests.conformance.postgresql import POSTGRESQL
+from tests.conformance.stores import SQLITE, Store
 
 Opened = dict[str, tuple[Store, Callable[[], None]]]
 
@@ -22,11 +22,17 @@ def opened() -> Iterator[Opened]:
         close()
 
 
-def _clean(name: str, opened: Opened, factory: pytest.TempPathFactory) -> Iterator[Store]:
+def _backend(name: str, request: pytest.FixtureRequest) -> AbstractContextManager[Store]:
+    if name in POSTGRESQL:
+        return POSTGRESQL[name](request.getfixturevalue("postgresql").fresh())
+    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    return SQLITE[name](factory.mktemp(name) / "queue.db")
+
+
+def _clean(name: str, opened: Opened, request: pytest.FixtureRequest) -> Iterator[Store]:
     if name not in opened:
         stack = ExitStack()
-        path: Path = factory.mktemp(name) / "queue.db"
-        opened[name] = stack.enter_context(BACKENDS[name](path)), stack.close
+        opened[name] = stack.enter_context(_backend(name, request)), stack.close
     store, close = opened[name]
     try:
         store.wipe()
@@ -39,15 +45,31 @@ def _clean(name: str, opened: Opened, factory: pytest.TempPathFactory) -> Iterat
         raise
 
 
-@pytest.fixture(params=BACKENDS)
-def store(
-    request: pytest.FixtureRequest, opened: Opened, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Store]:
+@pytest.fixture(params=[*SQLITE, *POSTGRESQL])
+def store(request: pytest.FixtureRequest, opened: Opened) -> Iterator[Store]:
     """An empty queue on one backend; whatever the test did, nothing may be left open."""
-    yield from _clean(request.param, opened, tmp_path_factory)
+    yield from _clean(request.param, opened, request)
+
+
+@pytest.fixture(params=SQLITE)
+def sqlite_store(request: pytest.FixtureRequest, opened: Opened) -> Iterator[Store]:
+    """The same on SQLite only, for what is about its one write lock."""
+    yield from _clean(request.param, opened, request)
+
+
+@pytest.fixture(params=POSTGRESQL)
+def postgresql_store(request: pytest.FixtureRequest, opened: Opened) -> Iterator[Store]:
+    """The same on PostgreSQL only, for what is about its row locks."""
+    yield from _clean(request.param, opened, request)
 
 
 @pytest.fixture
-def one_store(opened: Opened, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def one_store(opened: Opened, request: pytest.FixtureRequest) -> Iterator[Store]:
     """The same on a single backend, for what no backend has a part in."""
-    yield from _clean("default-engine", opened, tmp_path_factory)
+    yield from _clean("default-engine", opened, request)
+
+
+@pytest.fixture(params=["default-engine", "psycopg-engine"])
+def either_store(request: pytest.FixtureRequest, opened: Opened) -> Iterator[Store]:
+    """The same on a single backend of each database, for what no driver has a part in."""
+    yield from _clean(request.param, opened, request)

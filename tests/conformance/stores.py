@@ -1,16 +1,17 @@
-"""The backends that the conformance tests run on, each behind the same small surface."""
+"""What the conformance tests ask of a backend, and the backends on SQLite."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import QueuePool
 
@@ -33,16 +34,14 @@ READY: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Store:
+class Store(ABC):
     """A repository, and its tables as somebody else sees them."""
 
     repository: JobRepository
-    path: Path
-    assert_released: Callable[[], None]
 
+    @abstractmethod
     def rows(self, table: str = "jobs") -> list[dict[str, Any]]:
-        return rows(self.path, table)
+        """All rows, in order."""
 
     def row(self, job_id: str) -> dict[str, Any]:
         (found,) = (row for row in self.rows() if row["id"] == job_id)
@@ -50,13 +49,50 @@ class Store:
 
     def insert(self, **columns: Any) -> None:
         """A row by hand: pending and ready at 0 with deadline 1000 unless said."""
-        row = {**READY, **columns}
+        self._insert({**READY, **columns})
+
+    @abstractmethod
+    def _insert(self, row: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def dump(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Everything that a call which changes nothing must leave as it is."""
+
+    @abstractmethod
+    def wipe(self) -> None: ...
+
+    @abstractmethod
+    def other_engine(self) -> Engine:
+        """Another engine of the same database."""
+
+    @contextmanager
+    def somebody_else(self) -> Iterator[JobRepository]:
+        engine = self.other_engine()
+        try:
+            yield JobRepository(engine)
+        finally:
+            engine.dispose()
+
+    @abstractmethod
+    def assert_clean(self) -> None:
+        """No transaction is open, no connection is out, and anybody else may write at once."""
+
+
+@dataclass(frozen=True)
+class SQLiteStore(Store):
+    repository: JobRepository
+    path: Path
+    assert_released: Callable[[], None]
+
+    def rows(self, table: str = "jobs") -> list[dict[str, Any]]:
+        return rows(self.path, table)
+
+    def _insert(self, row: dict[str, Any]) -> None:
         names, marks = ", ".join(row), ", ".join("?" * len(row))
         with unsynced(self.path) as plain:
             plain.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", list(row.values()))
 
     def dump(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Everything that a call which changes nothing must leave as it is."""
         return dump(self.path)
 
     def wipe(self) -> None:
@@ -64,8 +100,10 @@ class Store:
             for table in TABLES:
                 plain.execute(f"DELETE FROM {table}")
 
+    def other_engine(self) -> Engine:
+        return create_engine(f"sqlite:///{self.path}")
+
     def assert_clean(self) -> None:
-        """No transaction is open, no connection is out, and anybody else may write at once."""
         self.assert_released()
         assert can_lock(self.path), "a lock was left on the file"
 
@@ -160,48 +198,48 @@ def bound(engine_name: str, door: str, path: Path) -> Iterator[Engine | Connecti
         engine.dispose()
 
 
-def _through(engine_name: str, door: str) -> Callable[[Path], AbstractContextManager[Store]]:
+def _through(engine_name: str, door: str) -> Callable[[Path], AbstractContextManager[SQLiteStore]]:
     @contextmanager
-    def opened(path: Path) -> Iterator[Store]:
+    def opened(path: Path) -> Iterator[SQLiteStore]:
         make_file(path)
         with bound(engine_name, door, path) as bind:
-            yield Store(JobRepository(bind), path, released(bind))
+            yield SQLiteStore(JobRepository(bind), path, released(bind))
 
     return opened
 
 
 @contextmanager
-def _queue_file(path: Path) -> Iterator[Store]:
+def _queue_file(path: Path) -> Iterator[SQLiteStore]:
     with open_queue(path) as queue:
-        yield Store(queue, path, released(queue._bind))
+        yield SQLiteStore(queue, path, released(queue._bind))
 
 
-def _within(engine_name: str) -> Callable[[Path], AbstractContextManager[Store]]:
+def _within(engine_name: str) -> Callable[[Path], AbstractContextManager[SQLiteStore]]:
     @contextmanager
-    def opened(path: Path) -> Iterator[Store]:
+    def opened(path: Path) -> Iterator[SQLiteStore]:
         make_file(path)
         with bound(engine_name, "engine", path) as bind:
             assert isinstance(bind, Engine)
-            yield Store(cast("JobRepository", Within(bind)), path, released(bind))
+            yield SQLiteStore(cast("JobRepository", Within(bind)), path, released(bind))
 
     return opened
 
 
 @contextmanager
-def _awaited(path: Path) -> Iterator[Store]:
+def _awaited(path: Path) -> Iterator[SQLiteStore]:
     make_file(path)
     engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
     do_not_sync(engine.sync_engine)
     loop = asyncio.new_event_loop()
     try:
         repository = cast("JobRepository", Awaited(engine, loop))
-        yield Store(repository, path, released(engine.sync_engine))
+        yield SQLiteStore(repository, path, released(engine.sync_engine))
     finally:
         loop.run_until_complete(engine.dispose())
         loop.close()
 
 
-BACKENDS: dict[str, Callable[[Path], AbstractContextManager[Store]]] = {
+SQLITE: dict[str, Callable[[Path], AbstractContextManager[SQLiteStore]]] = {
     **{f"{name}-{door}": _through(name, door) for name in ENGINES for door in DOORS},
     **{f"{name}-within": _within(name) for name in ENGINES},
     "aiosqlite": _awaited,

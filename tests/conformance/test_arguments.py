@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from leasestore import JobRepository, open_queue, run_file, run_once
 from tests.conformance.scene import HELD, NOW, stage
-from tests.conformance.stores import Store, dump, released
+from tests.conformance.stores import SQLiteStore, Store, released
 from tests.conformance.values import (
     FAULTS,
     IDENTIFIERS,
@@ -108,7 +108,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, l
     engine = ENGINES["default"](path)
     # Below SQLAlchemy, so that statements of the driver's own are seen too.
     event.listen(engine, "connect", lambda driver, _: driver.set_trace_callback(sent.append))
-    store = Store(JobRepository(engine), path, released(engine))
+    store = SQLiteStore(JobRepository(engine), path, released(engine))
     stage(store)
     assert store.repository.get("held") is not None
     assert sent
@@ -170,13 +170,40 @@ def test_a_number_too_long_to_be_printed_is_refused_by_name(
 
 
 @EACH
-def test_a_value_at_its_bound_is_accepted(one_store: Store, verb: str, argument: str) -> None:
+def test_a_value_at_its_bound_is_accepted(either_store: Store, verb: str, argument: str) -> None:
     for value in ARGUMENTS[verb, argument].good:
-        one_store.wipe()
-        stage(one_store)
+        either_store.wipe()
+        stage(either_store)
         if (verb, argument) == ("redrive", "job_id"):
-            one_store.insert(id=value, status="dead", reason="permanent")
-        getattr(one_store.repository, verb)(**arguments(verb, argument, value))
+            either_store.insert(id=value, status="dead", reason="permanent")
+        getattr(either_store.repository, verb)(**arguments(verb, argument, value))
+
+
+def test_the_largest_values_are_stored_and_read_back_as_they_are(store: Store) -> None:
+    repository, longest = store.repository, "a" * 64
+    assert repository.enqueue({"id": longest, "qty": 1000}, LATEST, 60_000, 16)
+    stored = repository.get(longest)
+    assert stored is not None
+    assert (stored["available_at"], stored["deadline"]) == (LATEST, 10**15)
+    assert (stored["qty"], stored["max_attempts"]) == (1000, 16)
+    store.insert(id="last", token=10**15 - 1, attempts=15, max_attempts=16, deadline=10**15)
+    ticket = repository.claim("o" * 64, LATEST, 60_000, job_id="last")
+    assert ticket == {
+        "id": "last",
+        "qty": 1,
+        "owner": "o" * 64,
+        "token": 10**15,
+        "attempt": 16,
+        "lease_until": 10**15,
+    }
+    assert repository.renew(ticket, LATEST, 60_000) == ticket
+    assert repository.finish(ticket, "permanent", LATEST) == "dead"
+    assert repository.redrive("last", LATEST, 60_000, "n" * 64)
+    assert store.rows("redrives") == [
+        {"seq": 1, "id": "last", "token": 10**15, "at_ms": LATEST, "note": "n" * 64}
+    ]
+    assert repository.get("last") == store.row("last")
+    assert (store.row("last")["available_at"], store.row("last")["deadline"]) == (LATEST, 10**15)
 
 
 def test_every_argument_of_every_verb_is_in_the_table() -> None:
@@ -247,7 +274,7 @@ def test_a_clock_is_not_read_where_another_argument_is_bad(one_store: Store, ver
         getattr(one_store.repository, verb)(
             **{**DEFAULTS[verb], "now_ms": never, **OTHERWISE_BAD[verb]}
         )
-    assert dump(one_store.path)["jobs"] == []
+    assert one_store.dump()["jobs"] == []
 
 
 @pytest.mark.parametrize(

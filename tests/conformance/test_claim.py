@@ -11,7 +11,7 @@ import pytest
 
 from leasestore import Ticket
 from tests.conformance.scene import insert_held
-from tests.conformance.stores import BACKENDS, Store
+from tests.conformance.stores import SQLITE, Store
 
 
 def test_the_ticket_says_what_the_row_says(store: Store) -> None:
@@ -212,7 +212,7 @@ def test_the_token_rises_by_one_at_every_claim_of_a_jobs_life(store: Store) -> N
 
 
 def test_the_lowest_seq_comes_first_whatever_indexes_there_are(tmp_path: Path) -> None:
-    with BACKENDS["default-engine"](tmp_path / "queue.db") as store:
+    with SQLITE["default-engine"](tmp_path / "queue.db") as store:
         with closing(sqlite3.connect(store.path)) as plain:
             plain.execute("CREATE INDEX by_time ON jobs(status, available_at)")
             plain.execute("CREATE INDEX by_lease ON jobs(status, lease_until)")

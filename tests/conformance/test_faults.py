@@ -9,7 +9,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 
 from leasestore import StoreBusy
 from tests.conformance.scene import FAULTED, IDLE, Points, stage
-from tests.conformance.stores import Store, can_lock
+from tests.conformance.stores import SQLiteStore, Store, can_lock
 
 BEFORE_COMMIT = [(verb, point) for verb, (points, _) in FAULTED.items() for point in points[:-1]]
 
@@ -92,7 +92,7 @@ def test_every_point_is_passed_once_and_in_order(one_store: Store, verb: str) ->
 
 @pytest.mark.parametrize("verb", FAULTED)
 def test_points_show_the_transaction_open_before_commit_and_closed_after(
-    one_store: Store, verb: str
+    one_store: SQLiteStore, verb: str
 ) -> None:
     stage(one_store)
     writable: dict[str, bool] = {}

@@ -11,7 +11,7 @@ import pytest
 
 from leasestore import JobRepository, SchemaError
 from tests.conformance.scene import NOW, WRITES
-from tests.conformance.stores import DOORS, Store, bound, can_lock, released
+from tests.conformance.stores import DOORS, SQLiteStore, bound, can_lock, released
 from tests.support import ENGINES, make_file
 
 CALLS: dict[str, Callable[[JobRepository], object]] = {
@@ -42,7 +42,7 @@ def test_every_verb_says_which_tables_are_missing(tmp_path: Path, name: str, doo
 def test_the_absent_audit_table_shows_at_a_redrive(tmp_path: Path) -> None:
     path = make_file(tmp_path / "queue.db")
     with bound("default", "engine", path) as bind:
-        store = Store(JobRepository(bind), path, released(bind))
+        store = SQLiteStore(JobRepository(bind), path, released(bind))
         store.insert(id="a", status="dead", reason="permanent")
         with closing(sqlite3.connect(path)) as plain:
             plain.execute("DROP TABLE redrives")

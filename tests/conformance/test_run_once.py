@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
@@ -24,7 +23,7 @@ from leasestore import (
 )
 from leasestore.aio import AsyncJobRepository
 from tests.conformance.scene import insert_held
-from tests.conformance.stores import Store, can_lock
+from tests.conformance.stores import SQLiteStore, Store, can_lock
 from tests.conformance.values import JITTERS
 
 
@@ -119,15 +118,11 @@ def test_send_may_use_the_queue_through_another_connection(store: Store) -> None
     enqueued(store)
 
     def send(event: Any) -> bool:
-        engine = create_engine(f"sqlite:///{store.path}")
-        try:
-            other = JobRepository(engine)
+        with store.somebody_else() as other:
             assert other.enqueue({"id": "follow-up", "qty": 1}, 120, 60_000)
             follow_up = other.claim("you", 120)
             assert follow_up is not None
             assert other.finish(follow_up, "ok", 121) == "done"
-        finally:
-            engine.dispose()
         return True
 
     answer = run_once(store.repository, "me", Ticks(100, 150), send, 0.5)
@@ -347,7 +342,8 @@ def test_a_job_that_another_took_while_sending_stays_the_others(store: Store) ->
     assert (store.row("a")["owner"], store.row("a")["token"]) == ("you", 2)
 
 
-def test_both_readings_are_made_under_the_write_lock(store: Store) -> None:
+def test_both_readings_are_made_under_the_write_lock(sqlite_store: SQLiteStore) -> None:
+    store = sqlite_store
     enqueued(store)
     ticks, lockable = Ticks(100, 150), []
 
@@ -457,3 +453,29 @@ def test_the_wrong_face_is_refused_before_anything_is_claimed(one_store: Store) 
         with pytest.raises(ValueError, match=told):
             asyncio.run(aio.run_once(repository, "me", lambda: 1, send, 1))
     assert one_store.rows()[0]["status"] == "pending"
+
+
+class Another:
+    """A repository of somebody else's, which reads the clock itself."""
+
+    def __init__(self, jobs: JobRepository) -> None:
+        self._jobs = jobs
+
+    def claim(self, owner: str, clock: Any, lease_ms: int) -> Ticket | None:
+        return self._jobs.claim(owner, clock(), lease_ms)
+
+    def finish(self, ticket: Ticket, outcome: Any, clock: Any, delay_ms: int) -> Any:
+        return self._jobs.finish(ticket, outcome, clock(), delay_ms)
+
+
+def test_any_repository_serves(either_store: Store) -> None:
+    either_store.insert(id="a")
+    another: Any = Another(either_store.repository)
+    assert run_once(another, "me", Ticks(100, 150), Sent(), 0) == {
+        "id": "a",
+        "token": 1,
+        "status": "done",
+    }
+    either_store.insert(id="b")
+    with pytest.raises(ValueError, match="clock, read again"):
+        run_once(another, "me", Ticks(200, 150), Sent(), 0)

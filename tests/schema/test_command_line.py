@@ -112,7 +112,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "no url": (["upgrade", "--db", "blah://x"], 2, "expected a database URL"),
     "revision": (["upgrade", "--db", "{file}", "--to", "zzz"], 2, "expected one of base, ls0001"),
     "since": (["sql", "--since", "zzz"], 2, "since: expected one of"),
-    "database": (["sql", "--database", "oracle"], 1, "keeps its contract on sqlite"),
+    "database": (["sql", "--database", "oracle"], 1, "keeps its contract on postgresql, sqlite"),
     "directory": (["upgrade", "--db", "/no/such/directory/x.db"], 1, "unable to open"),
     "driver": (["upgrade", "--db", "mysql://u:SECRET@h/d"], 1, "MySQLdb"),
 }

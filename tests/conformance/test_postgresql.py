@@ -1,0 +1,486 @@
+"""PostgreSQL: what several sessions do to each other's rows at the same time, isolation levels,
+and what becomes of a session that ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import URL, Connection, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, ProgrammingError
+
+from leasestore import (
+    Conflict,
+    JobRepository,
+    SchemaError,
+    StoreBusy,
+    Ticket,
+    UnsupportedEngine,
+    immediate,
+)
+from leasestore.errors import NotDead
+from tests.conformance.postgresql import (
+    ASYNCHRONOUS,
+    JOINABLE,
+    POSTGRESQL,
+    Plain,
+    PostgreSQLStore,
+    beside,
+    engine_in,
+    insert_row,
+)
+from tests.conformance.scene import HELD, NOW, WRITES, Points, insert_held, stage
+from tests.conformance.stores import DOORS, READY
+from tests.postgresql import Server
+
+DRIVERS = ["psycopg-engine", "psycopg2-engine", *ASYNCHRONOUS]
+SNAPSHOTS = ["psycopg-serializable-within", "psycopg-repeatable-read-within"]
+OWN = [name for name in POSTGRESQL if name not in SNAPSHOTS]
+
+each_driver = pytest.mark.parametrize("postgresql_store", DRIVERS, indirect=True)
+# A transaction of the application's that sees one snapshot fails where another one would wait.
+each_that_waits = pytest.mark.parametrize("postgresql_store", OWN, indirect=True)
+
+
+@contextmanager
+def in_a_thread(call: Callable[[], object]) -> Iterator[Future[object]]:
+    with ThreadPoolExecutor(1) as threads:
+        yield threads.submit(call)
+
+
+def until_it_waits(store: PostgreSQLStore) -> None:
+    """Until some session of this database waits for a lock."""
+    give_up = time.monotonic() + 5
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    while store.plain.execute(waiting).fetchone() == (0,):
+        assert time.monotonic() < give_up, "nobody waits"
+
+
+def lock(other: Plain, *ids: str) -> None:
+    """As a transaction of somebody's does that works on these jobs."""
+    other.execute("SELECT * FROM jobs WHERE id = ANY(%s) FOR UPDATE", [list(ids)])
+
+
+# Chosen rows: locked ones are passed over
+
+
+def test_a_claim_passes_over_a_locked_job_without_waiting(
+    postgresql_store: PostgreSQLStore,
+) -> None:
+    store = postgresql_store
+    for name in ("first", "second"):
+        store.insert(id=name)
+    with beside(store.url) as other, other.transaction():
+        lock(other, "first")
+        ticket = store.repository.claim("me", NOW)
+        assert ticket is not None
+        assert ticket["id"] == "second"
+        assert store.repository.claim("me", NOW) is None
+        assert store.repository.claim("me", NOW, job_id="first") is None
+    first = store.repository.claim("me", NOW)
+    assert first is not None
+    assert first["id"] == "first"
+
+
+def test_of_two_claims_at_once_each_gets_a_job_of_its_own(
+    postgresql_store: PostgreSQLStore,
+) -> None:
+    store = postgresql_store
+    for name in ("first", "second"):
+        store.insert(id=name)
+    others: list[Ticket | None] = []
+
+    def meanwhile(point: str) -> None:
+        if point == "after-claim":
+            with store.somebody_else() as other:
+                others.extend(other.claim("you", NOW) for _ in range(2))
+
+    mine = store.repository.claim("me", NOW, fault=meanwhile)
+    assert [ticket and ticket["id"] for ticket in (mine, *others)] == ["first", "second", None]
+
+
+def test_a_claim_that_is_rolled_back_leaves_the_job_to_the_others(
+    postgresql_store: PostgreSQLStore,
+) -> None:
+    store = postgresql_store
+    store.insert(id="a")
+    with pytest.raises(RuntimeError, match="made up"):
+        store.repository.claim("me", NOW, fault=Points("after-claim", RuntimeError("made up")))
+    with store.somebody_else() as other:
+        ticket = other.claim("you", NOW)
+    assert ticket is not None
+    assert ticket["token"] == 1
+
+
+@pytest.mark.parametrize("verb", ["claim", "recover"])
+def test_a_sweep_passes_over_locked_jobs_and_none_of_them_is_taken(
+    postgresql_store: PostgreSQLStore, verb: str
+) -> None:
+    store = postgresql_store
+    sweep: dict[str, Callable[[], object]] = {
+        "claim": lambda: store.repository.claim("me", NOW),
+        "recover": lambda: store.repository.recover(NOW),
+    }
+    leased: dict[str, Any] = {"status": "leased", "owner": "gone", "lease_until": NOW - 1}
+    store.insert(id="late", deadline=50)
+    store.insert(id="spent", attempts=3, token=3, **leased)
+    store.insert(id="lost", attempts=1, token=1, **leased)
+    store.insert(id="another-late", deadline=50)
+    with beside(store.url) as other, other.transaction():
+        lock(other, "late", "spent", "lost")
+        before = [store.row(name) for name in ("late", "spent", "lost")]
+        nothing = {"claim": None, "recover": {"recovered": 0, "deadline": 1, "exhausted": 0}}
+        assert sweep[verb]() == nothing[verb]
+        assert [store.row(name) for name in ("late", "spent", "lost")] == before
+        assert store.row("another-late")["reason"] == "deadline"
+    sweep[verb]()
+    assert store.row("late")["reason"] == "deadline"
+    assert store.row("spent")["reason"] == "exhausted"
+    assert store.row("lost")["status"] == {"claim": "leased", "recover": "pending"}[verb]
+
+
+@pytest.mark.parametrize("mode", ["psycopg", "psycopg2", "psycopg-serializable"])
+def test_contenders_share_the_jobs_and_none_is_done_twice(postgresql: Server, mode: str) -> None:
+    url = postgresql.fresh()
+    engine = engine_in(mode, url)
+    repository = JobRepository(engine)
+    names = [f"job-{number:03}" for number in range(100)]
+    with beside(url) as plain:
+        for name in names:
+            insert_row(plain, {**READY, "id": name})
+        # Rows that every claim tries to sweep meanwhile.
+        for number in range(20):
+            insert_row(plain, {**READY, "id": f"late-{number}", "deadline": 50})
+
+        def work(owner: str) -> list[str]:
+            done = []
+            while ticket := repository.claim(owner, NOW):
+                assert repository.finish(ticket, "ok", NOW) == "done"
+                done.append(ticket["id"])
+            return done
+
+        with ThreadPoolExecutor(4) as threads:
+            shares = list(threads.map(work, ["ann", "ben", "cat", "dan"]))
+        with plain.cursor(row_factory=dict_row) as cursor:
+            rows = cursor.execute("SELECT id, status, token FROM jobs ORDER BY seq").fetchall()
+    assert sorted(chain.from_iterable(shares)) == names
+    assert {row["token"] for row in rows if row["id"] in names} == {1}
+    assert {row["status"] for row in rows if row["id"] not in names} == {"dead"}
+    engine.dispose()
+
+
+# A row known by its ticket or id: waited for, and judged by what it has become
+
+BY_TICKET: dict[str, tuple[Callable[[JobRepository], object], object]] = {
+    "finish": (lambda repository: repository.finish(HELD, "ok", NOW), False),
+    "renew": (lambda repository: repository.renew(HELD, NOW), None),
+    "release": (lambda repository: repository.release(HELD), False),
+}
+
+
+@each_that_waits
+@pytest.mark.parametrize("verb", BY_TICKET)
+def test_a_ticket_is_judged_by_what_the_row_has_become(
+    postgresql_store: PostgreSQLStore, verb: str
+) -> None:
+    store, (call, stale) = postgresql_store, BY_TICKET[verb]
+    insert_held(store)
+    with beside(store.url) as other, other.transaction():
+        other.execute("UPDATE jobs SET lease_until = 600 WHERE id = 'held'")
+        with in_a_thread(lambda: call(store.repository)) as answer:
+            until_it_waits(store)
+            other.execute("COMMIT")
+            assert answer.result() is stale
+    assert (store.row("held")["status"], store.row("held")["lease_until"]) == ("leased", 600)
+
+
+@each_that_waits
+@pytest.mark.parametrize("verb", BY_TICKET)
+def test_a_ticket_holds_where_the_other_change_came_to_nothing(
+    postgresql_store: PostgreSQLStore, verb: str
+) -> None:
+    store, (call, stale) = postgresql_store, BY_TICKET[verb]
+    insert_held(store)
+    with beside(store.url) as other, other.transaction(force_rollback=True):
+        other.execute("UPDATE jobs SET token = token + 1 WHERE id = 'held'")
+        with in_a_thread(lambda: call(store.repository)) as answer:
+            until_it_waits(store)
+            other.execute("ROLLBACK")
+            assert answer.result() != stale
+
+
+@pytest.mark.parametrize("verb", BY_TICKET)
+def test_other_rows_that_are_locked_do_not_hold_a_ticket_up(
+    postgresql_store: PostgreSQLStore, verb: str
+) -> None:
+    store, (call, stale) = postgresql_store, BY_TICKET[verb]
+    stage(store)
+    with beside(store.url) as other, other.transaction():
+        lock(other, "ready", "late", "lost", "dead")
+        assert call(store.repository) != stale
+
+
+@pytest.mark.parametrize("postgresql_store", SNAPSHOTS, indirect=True)
+def test_in_a_snapshot_of_the_applications_a_changed_row_means_run_again(
+    postgresql_store: PostgreSQLStore,
+) -> None:
+    store = postgresql_store
+    insert_held(store)
+    with beside(store.url) as other, other.transaction():
+        other.execute("UPDATE jobs SET lease_until = 600 WHERE id = 'held'")
+        with in_a_thread(lambda: store.repository.finish(HELD, "ok", NOW)) as answer:
+            until_it_waits(store)
+            other.execute("COMMIT")
+            with pytest.raises(StoreBusy):
+                answer.result()
+    assert store.row("held")["lease_until"] == 600
+
+
+@each_that_waits
+@pytest.mark.parametrize(("qty", "committed"), [(1, True), (2, True), (1, False)])
+def test_of_two_enqueues_of_one_id_the_second_waits_for_the_first(
+    postgresql_store: PostgreSQLStore, qty: int, committed: bool
+) -> None:
+    store = postgresql_store
+
+    def enqueue() -> object:
+        try:
+            return store.repository.enqueue({"id": "a", "qty": 1}, NOW, 1000)
+        except Conflict:
+            return "conflict"
+
+    expected = ("conflict" if qty == 2 else False) if committed else True
+    with beside(store.url) as other, other.transaction(force_rollback=True):
+        insert_row(other, {**READY, "id": "a", "qty": qty})
+        with in_a_thread(enqueue) as answer:
+            until_it_waits(store)
+            other.execute("COMMIT" if committed else "ROLLBACK")
+            assert answer.result() == expected
+    assert [row["qty"] for row in store.rows()] == [qty if committed else 1]
+
+
+@each_that_waits
+def test_of_two_redrives_one_finds_the_job_no_longer_dead(
+    postgresql_store: PostgreSQLStore,
+) -> None:
+    store = postgresql_store
+    stage(store)
+
+    def redrive_too() -> object:
+        with store.somebody_else() as other:
+            return other.redrive("dead", NOW, 1000, "second")
+
+    with ThreadPoolExecutor(1) as threads:
+        second: list[Future[object]] = []
+
+        def meanwhile(point: str) -> None:
+            if point == "after-audit":
+                second.append(threads.submit(redrive_too))
+                until_it_waits(store)
+
+        assert store.repository.redrive("dead", NOW, 1000, "first", meanwhile) is True
+        with pytest.raises(NotDead):
+            second[0].result()
+    assert [row["note"] for row in store.rows("redrives")] == ["first"]
+
+
+# Waiting that has an end
+
+
+@pytest.fixture(scope="module")
+def hurried_url(postgresql: Server) -> URL:
+    """A database that lets nobody wait long for a row."""
+    url = postgresql.fresh()
+    with beside(url) as plain:
+        plain.execute(f'ALTER DATABASE "{url.database}" SET lock_timeout = 1'.encode())
+    return url
+
+
+@pytest.fixture(params=POSTGRESQL)
+def hurried(request: pytest.FixtureRequest, hurried_url: URL) -> Iterator[PostgreSQLStore]:
+    with POSTGRESQL[request.param](hurried_url) as store:
+        assert isinstance(store, PostgreSQLStore)
+        store.wipe()
+        yield store
+        store.assert_clean()
+
+
+def test_a_row_that_stays_locked_is_busy_and_changes_nothing(hurried: PostgreSQLStore) -> None:
+    insert_held(hurried)
+    with beside(hurried.url) as other, other.transaction():
+        lock(other, "held")
+        before = hurried.dump()
+        for call, _ in BY_TICKET.values():
+            with pytest.raises(StoreBusy, match=r"locked for longer|could not take"):
+                call(hurried.repository)
+            hurried.assert_released()
+            assert hurried.dump() == before
+    assert hurried.repository.finish(HELD, "ok", NOW) == "done"
+
+
+# A database without the tables
+
+
+@pytest.fixture(scope="module")
+def empty_url(postgresql: Server) -> URL:
+    return postgresql.empty()
+
+
+@pytest.mark.parametrize("name", [name for name in POSTGRESQL if not name.endswith("within")])
+def test_every_verb_says_which_tables_are_missing(empty_url: URL, name: str) -> None:
+    with POSTGRESQL[name](empty_url) as store:
+        assert isinstance(store, PostgreSQLStore)
+        for call in CALLS.values():
+            with pytest.raises(SchemaError, match=r"jobs, redrives.*upgrade") as caught:
+                call(store.repository)
+            assert caught.value.missing == ("jobs", "redrives")
+            store.assert_released()
+
+
+@pytest.mark.parametrize("name", [f"{mode}-within" for mode in JOINABLE])
+def test_in_the_applications_transaction_it_is_the_databases_own_error(
+    empty_url: URL, name: str
+) -> None:
+    # After an error nothing more can be asked in that transaction, so nobody can say what is there.
+    with POSTGRESQL[name](empty_url) as store:
+        for call in CALLS.values():
+            with pytest.raises(ProgrammingError, match=r'"(jobs|redrives)" does not'):
+                call(store.repository)
+
+
+def test_an_absent_column_is_named(postgresql: Server) -> None:
+    url = postgresql.fresh()
+    with POSTGRESQL["psycopg-engine"](url) as store, beside(url) as plain:
+        plain.execute("ALTER TABLE jobs RENAME COLUMN reason TO cause")
+        with pytest.raises(SchemaError, match=r"jobs\.reason") as caught:
+            store.repository.claim("me", NOW)
+        assert caught.value.missing == ("jobs.reason",)
+
+
+# A session that ends
+
+
+@each_driver
+def test_a_session_that_the_server_ended_is_reported_and_the_next_call_works(
+    postgresql_store: PostgreSQLStore,
+) -> None:
+    store = postgresql_store
+    stage(store)
+    before = store.dump()
+    end = (
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        " AND datname = current_database() AND backend_type = 'client backend'"
+    )
+
+    def meanwhile(point: str) -> None:
+        store.plain.execute(end)
+
+    with pytest.raises(DBAPIError) as caught:
+        store.repository.claim("me", NOW, fault=meanwhile)
+    assert not isinstance(caught.value, StoreBusy)
+    assert caught.value.connection_invalidated
+    assert store.dump() == before
+    assert store.repository.claim("me", NOW) is not None
+
+
+# Isolation
+
+
+def isolation(connection: Connection) -> object:
+    with connection.begin():
+        return connection.execute(text("SHOW transaction_isolation")).scalar()
+
+
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+CALLS: dict[str, Callable[[JobRepository], object]] = {
+    **WRITES,
+    "get": lambda repository: repository.get("ready"),
+    "stuck": lambda repository: repository.stuck(NOW),
+}
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("asked_by", ["engine", "option of the engine", "option of the connection"])
+def test_own_transactions_are_read_committed_and_the_connection_stays_what_it_was(
+    empty_url: URL, driver: str, level: str, asked_by: str
+) -> None:
+    url = empty_url.set(drivername=f"postgresql+{driver}")
+    engine = create_engine(url, **({"isolation_level": level} if asked_by == "engine" else {}))
+    bind = (
+        engine.execution_options(isolation_level=level)
+        if asked_by == "option of the engine"
+        else engine
+    )
+    seen: list[object] = []
+
+    def look(connection: Connection, cursor: Any, *_: object) -> None:
+        cursor.execute("SHOW transaction_isolation")
+        seen.extend(cursor.fetchone())
+
+    with bind.connect() as connection:
+        if asked_by == "option of the connection":
+            connection.execution_options(isolation_level=level)
+        options = connection.get_execution_options()
+        record: Any = connection.connection._connection_record
+        undone_at_the_end = len(record.finalize_callback)
+        event.listen(engine, "before_cursor_execute", look)
+        for call in CALLS.values():
+            with pytest.raises(SchemaError):
+                call(JobRepository(connection))
+        event.remove(engine, "before_cursor_execute", look)
+        assert set(seen) == {"read committed"}
+        assert isolation(connection) == level.lower()
+        assert connection.get_execution_options() == options
+        # Nothing grows with the number of calls.
+        assert len(record.finalize_callback) == undone_at_the_end
+    with engine.connect() as connection:
+        assert isolation(connection) == (
+            level.lower() if asked_by == "engine" else "read committed"
+        )
+    engine.dispose()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_autocommit_engine_has_no_transaction_to_join(postgresql: Server, door: str) -> None:
+    url = postgresql.fresh()
+    engine = engine_in("psycopg-autocommit", url)
+    with engine.connect() as connection, connection.begin():
+        jobs = JobRepository(engine if door == "engine" else connection).within(connection)
+        with pytest.raises(UnsupportedEngine, match="autocommit"):
+            jobs.enqueue({"id": "a", "qty": 1}, NOW, 1000)
+        assert jobs.get("a") is None
+    with (
+        engine.connect() as connection,
+        pytest.raises(UnsupportedEngine, match="autocommit"),
+        immediate(connection),
+    ):
+        raise AssertionError("the block ran")
+    engine.dispose()
+
+
+def test_an_isolation_level_that_cannot_be_restored_costs_the_connection_only(
+    postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_in("psycopg-serializable", postgresql.fresh())
+    repository = JobRepository(engine)
+    assert repository.enqueue({"id": "a", "qty": 1}, NOW, 1000)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.dialect, "reset_isolation_level", broken_reset)
+        assert repository.claim("me", NOW) is not None
+    with engine.connect() as connection:
+        assert isolation(connection) == "serializable"
+    engine.dispose()
+
+
+def broken_reset(driver: object) -> None:
+    raise RuntimeError("made up")

@@ -1,0 +1,127 @@
+"""Whatever plan PostgreSQL makes of the statements, a claim takes one job and a sweep what must
+die: the planner is forced from one bad plan to the next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, Engine, create_engine
+
+from leasestore import JobRepository
+from tests.conformance.postgresql import Plain, beside, wipe
+from tests.postgresql import Server
+
+JOINS = ("hashjoin", "mergejoin", "nestloop")
+SCANS = {
+    "any scan": (),
+    "no seqscan": ("seqscan",),
+    "no index": ("indexscan", "indexonlyscan", "bitmapscan"),
+    "no bitmap": ("bitmapscan", "seqscan"),
+}
+HELPERS = {"as usual": (), "nothing kept": ("material", "memoize", "hashagg", "sort")}
+PLANS = {
+    f"{join}, {scan}, {helper}": (
+        *(other for other in JOINS if other != join),
+        *SCANS[scan],
+        *HELPERS[helper],
+    )
+    for join, scan, helper in product(JOINS, SCANS, HELPERS)
+}
+"""What the planner is kept from, for each join that it is left with."""
+
+NOW = 1000
+
+
+@pytest.fixture(scope="module")
+def url(postgresql: Server) -> URL:
+    return postgresql.fresh()
+
+
+@pytest.fixture(scope="module")
+def plain(url: URL) -> Iterator[Plain]:
+    with beside(url) as plain:
+        yield plain
+
+
+@pytest.fixture(params=PLANS)
+def forced(request: pytest.FixtureRequest, url: URL) -> Iterator[Engine]:
+    off = " ".join(f"-c enable_{name}=off" for name in PLANS[request.param])
+    engine = create_engine(url, connect_args={"options": off})
+    yield engine
+    engine.dispose()
+
+
+def fill(plain: Plain) -> None:
+    """Of each kind ten: ready, late, spent, expired, held, done."""
+    wipe(plain)
+    plain.execute("""
+        INSERT INTO jobs (id, qty, status, attempts, max_attempts, token, available_at, deadline,
+                          owner, lease_until)
+        SELECT kind || '-' || number, 1, status, attempts, 3, attempts, 0, deadline, owner, until
+        FROM generate_series(0, 9) number, (VALUES
+            ('ready', 'pending', 0, 9000, NULL, NULL),
+            ('late', 'pending', 0, 900, NULL, NULL),
+            ('late-lost', 'leased', 1, 900, 'gone', 900),
+            ('spent', 'leased', 3, 9000, 'gone', 900),
+            ('lost', 'leased', 1, 9000, 'gone', 900),
+            ('held', 'leased', 3, 9000, 'me', 2000),
+            ('done', 'done', 1, 900, NULL, NULL)
+        ) AS kinds (kind, status, attempts, deadline, owner, until)
+    """)
+    plain.execute("ANALYZE jobs")
+
+
+def tally(plain: Plain, before: dict[str, Any]) -> dict[str, int]:
+    """How many rows of each kind are not as they were."""
+    changed = Counter(
+        name.rpartition("-")[0] for name, row in snapshot(plain).items() if row != before[name]
+    )
+    return dict(changed)
+
+
+def snapshot(plain: Plain) -> dict[str, Any]:
+    rows = plain.execute("SELECT id, status, reason, owner, token, lease_until FROM jobs")
+    return {row[0]: row for row in rows}
+
+
+SWEPT = {"late": 10, "late-lost": 10, "spent": 10}
+
+
+def test_a_claim_takes_one_job_and_sweeps_only_what_must_die(forced: Engine, plain: Plain) -> None:
+    fill(plain)
+    before, repository = snapshot(plain), JobRepository(forced)
+    first = repository.claim("you", NOW)
+    assert first is not None
+    assert first["id"] == "ready-0"
+    assert tally(plain, before) == {**SWEPT, "ready": 1}
+    reasons = {(name.rpartition("-")[0], row[2]) for name, row in snapshot(plain).items() if row[2]}
+    assert reasons == {("late", "deadline"), ("late-lost", "deadline"), ("spent", "exhausted")}
+    for taken in range(2, 21):
+        assert repository.claim("you", NOW) is not None
+        assert sum(tally(plain, before).values()) == 30 + taken
+    assert repository.claim("you", NOW) is None
+    assert tally(plain, before) == {**SWEPT, "ready": 10, "lost": 10}
+
+
+def test_a_claim_of_one_job_takes_that_one(forced: Engine, plain: Plain) -> None:
+    fill(plain)
+    before, repository = snapshot(plain), JobRepository(forced)
+    for name in ("lost-7", "ready-3"):
+        ticket = repository.claim("you", NOW, job_id=name)
+        assert ticket is not None
+        assert ticket["id"] == name
+    for name in ("late-5", "spent-5", "held-5", "done-5"):
+        assert repository.claim("you", NOW, job_id=name) is None
+    assert tally(plain, before) == {"lost": 1, "ready": 1, "late": 1, "spent": 1}
+
+
+def test_recover_touches_only_what_has_ended(forced: Engine, plain: Plain) -> None:
+    fill(plain)
+    before = snapshot(plain)
+    answer = JobRepository(forced).recover(NOW)
+    assert answer == {"recovered": 10, "deadline": 20, "exhausted": 10}
+    assert tally(plain, before) == {**SWEPT, "lost": 10}
