@@ -1,4 +1,5 @@
-"""Starting, hearing and killing the processes of `tests.crash.workers`, from the test's side."""
+"""Starting, hearing and killing the processes of `tests.crash.workers` and its like, from the
+test's side."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _ROOT = str(Path(__file__).parents[2])
 
 
 class Child:
-    """A process of its own that does one work of `tests.crash.workers`."""
+    """A process of its own that does one work of `tests.crash.workers`, or of a module like it."""
 
     def __init__(self, work: Callable[..., None], *arguments: object) -> None:
         path = os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))
@@ -27,7 +28,7 @@ class Child:
         with theirs:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-W", "error", "-m", "tests.crash.workers"),
+                    *(sys.executable, "-W", "error", "-m", work.__module__),
                     *(str(theirs.fileno()), work.__name__),
                 ],
                 pass_fds=[theirs.fileno()],

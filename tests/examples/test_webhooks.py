@@ -110,6 +110,9 @@ class Child:
                 assert_unlocked(database)
                 return
             self.process.send_signal(signal.SIGCONT)
+            # Until it has come out of the transaction, so that it is stopped somewhere else.
+            with suppress(sqlite3.OperationalError):
+                assert_unlocked(database, wait_s=1)
         pytest.fail("it has a transaction open all the time")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
