@@ -3,10 +3,12 @@ begins, commits or rolls back (CONTRACT.md, "Transactions")."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, Update
 from sqlalchemy.exc import DBAPIError
@@ -16,6 +18,8 @@ from leasestore import dialects, validation
 from leasestore.dialects import Dialect
 from leasestore.errors import StoreBusy, UnsupportedEngine
 
+# In which process an engine was used first.
+_USED_IN: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()
 _CALL_AGAIN = (
     "the database was locked for longer than this engine waits; nothing was changed. Call again, "
     "or give the engine a longer timeout. (If it is a transaction of your own that has the lock, "
@@ -35,10 +39,20 @@ def connected(bind: Engine | Connection, dialect: Dialect) -> Iterator[Connectio
     if isinstance(bind, Connection):
         yield bind
         return
+    _leave_the_parents(bind)
     with _busy_named(dialect):
         connection = bind.connect()
     with connection:
         yield connection
+
+
+def _leave_the_parents(engine: Engine) -> None:
+    """In a process that was forked, the pool's connections are the parent's: to use one, or to
+    close it, would disturb the parent. They are left behind as they are."""
+    here = os.getpid()
+    if _USED_IN.setdefault(engine, here) != here:
+        engine.dispose(close=False)
+        _USED_IN[engine] = here
 
 
 @contextmanager

@@ -219,3 +219,23 @@ def test_another_error_at_the_journal_mode_goes_on(
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 51, 3))
     with pytest.raises(OperationalError, match="syntax error"):
         open_queue(tmp_path / "queue.db", journal_mode="WAL")
+
+
+# A process that was forked
+
+
+def test_the_parents_connections_are_left_as_they_are(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(path) as engine:
+        enqueue(engine)
+        parents = engine.pool
+        connection = parents.connect()
+        driver = connection.driver_connection
+        connection.close()
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert JobRepository(engine).get("a") is not None
+        assert engine.pool is not parents
+        assert isinstance(driver, sqlite3.Connection)
+        assert driver.execute("SELECT 1").fetchone() == (1,), "a connection was closed"
+        parents.dispose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,29 @@ def test_what_autogenerate_writes_makes_the_models_and_leaves_no_difference(
     exec("import sqlalchemy as sa\n" + "\n".join(map(str.strip, script.splitlines())), names)
     assert differences(connection, metadata) == []
     assert "sqlite_autoincrement=True" in script
+
+
+@pytest.mark.parametrize("metadata", [Base.metadata, application.Base.metadata])
+def test_the_same_as_a_script_leaves_no_difference_either(
+    connection: Connection, metadata: MetaData
+) -> None:
+    upgrade = produce_migrations(MigrationContext.configure(connection), metadata).upgrade_ops
+    assert upgrade is not None
+    written = io.StringIO()
+    offline = MigrationContext.configure(
+        dialect_name="sqlite", opts={"as_sql": True, "output_buffer": written}
+    )
+    for operation in upgrade.ops:
+        _invoke(Operations(offline), operation)
+    driver: Any = connection.connection.driver_connection
+    driver.executescript(written.getvalue())
+    assert differences(connection, metadata) == []
+    assert "AUTOINCREMENT" in written.getvalue()
+
+
+def _invoke(operations: Operations, operation: Any) -> None:
+    for inner in getattr(operation, "ops", [operation]):
+        operations.invoke(inner)
 
 
 def test_created_by_the_models_there_is_no_difference_either(connection: Connection) -> None:
