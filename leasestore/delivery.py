@@ -90,6 +90,9 @@ class Attempt:
         event: a new dict of the job's `id` and `qty`.
         outcome: `ok`, `retry` or `permanent`, once the block has ended.
         delay_ms: for the finish; 0 unless the outcome is `retry`.
+
+    Raises:
+        ValueError: the block ended well without `acknowledge`.
     """
 
     outcome: Outcome

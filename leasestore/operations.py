@@ -213,7 +213,11 @@ def differences(connection: Connection, dialect: Dialect, table: Table) -> list[
         rule["column_names"]
         for rule in (
             *inspector.get_unique_constraints(table.name, schema=table.schema),
-            *(index for index in inspector.get_indexes(table.name) if index["unique"]),
+            *(
+                index
+                for index in inspector.get_indexes(table.name, schema=table.schema)
+                if index["unique"]
+            ),
         )
     ]
     told += [
