@@ -10,15 +10,20 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    ColumnElement,
+    Index,
     Integer,
     MetaData,
     Table,
     Text,
     UniqueConstraint,
+    and_,
+    func,
     inspect,
+    literal_column,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column
-from sqlalchemy.sql.elements import conv
+from sqlalchemy.sql.elements import Grouping, conv
 
 from leasestore.tickets import JobState
 
@@ -26,6 +31,64 @@ from leasestore.tickets import JobState
 _Long = BigInteger().with_variant(Integer(), "sqlite")
 _NEVER_REUSED = {"sqlite_autoincrement": True}
 _STATUS_RULE = "status IN ('pending','leased','done','dead')"
+_CONTRACTS = "leasestore"
+BLOCK_BITS = 10
+"""Jobs are in one block if their `seq` differs in its last bits only: 1024 to a block."""
+
+
+class Terms:
+    """What the indexes are over, in the words that the statements have to repeat to the letter.
+
+    Of what is leased, `lease_until` is never NULL, and never later than the deadline; of what is
+    pending it is always NULL.
+
+    Attributes:
+        open: neither done nor dead.
+        leased: somebody has it, in time or not.
+        spent: it had all its attempts.
+        order: the order of claims. An expression, so that no planner takes the primary key
+            instead and walks through everything that is done.
+        block: which block of jobs it is in.
+        claimable_at: from when on a claim may take an open job.
+        free_at: from when on nobody has an open job; 0 if nobody has it now.
+    """
+
+    def __init__(self, column: Mapping[str, Column[Any]]) -> None:
+        status, seq, lease_until = column["status"], column["seq"], column["lease_until"]
+        self.open = status.in_((word("pending"), word("leased")))
+        self.leased = status == word("leased")
+        self.spent = column["attempts"] >= column["max_attempts"]
+        # Grouped, so that what autogenerate writes on one database is right on the other as well.
+        self.order = Grouping(seq + literal_column("0"))
+        self.block = Grouping(seq.bitwise_rshift(literal_column(str(BLOCK_BITS))))
+        self.claimable_at = func.coalesce(lease_until, column["available_at"])
+        self.free_at = func.coalesce(lease_until, literal_column("0"))
+
+
+def word(text: str) -> ColumnElement[str]:
+    """Part of the SQL text: a partial index serves only a predicate that is written out."""
+    return literal_column(f"'{text}'", Text)
+
+
+def _indexes(name: str, column: Mapping[str, Column[Any]]) -> list[Index]:
+    """Over open jobs only, so that what is done or dead costs nothing."""
+    terms = Terms(column)
+    return [
+        Index(
+            conv(f"ix_{name}_{what}"),
+            *over,
+            sqlite_where=where,
+            postgresql_where=where,
+            info={_CONTRACTS: True},
+        )
+        for what, where, over in (
+            ("claim", terms.open, (terms.order, terms.claimable_at)),
+            ("block", terms.open, (terms.block, terms.claimable_at)),
+            ("deadline", terms.open, (column["deadline"],)),
+            ("spent", and_(terms.open, terms.spent), (terms.free_at,)),
+            ("lease", terms.leased, (column["lease_until"], column["seq"])),
+        )
+    ]
 
 
 def _refuse_other_table_maker(model: type, mixin: type) -> None:
@@ -73,13 +136,15 @@ class JobMixin:
     @classmethod
     def __table_cls__(cls, name: str, *args: Any, **settings: Any) -> Table:
         """Adds the contract's constraints to whatever `__table_args__` the model has."""
-        if not any(isinstance(arg, Column) and arg.name == "id" for arg in args):
+        columns = {arg.name: arg for arg in args if isinstance(arg, Column)}
+        if "id" not in columns:
             # A subclass with a table joined to its parent's, which has the contract's columns.
             return Table(name, *args, **settings)
         # conv: these names are final, whatever naming convention the MetaData has.
         unique = UniqueConstraint("id", name=conv(f"uq_{name}_id"))
         check = CheckConstraint(_STATUS_RULE, name=conv(f"ck_{name}_status"))
-        return Table(name, *args, unique, check, **{**settings, **_NEVER_REUSED})
+        rules = unique, check, *_indexes(name, columns)
+        return Table(name, *args, *rules, **{**settings, **_NEVER_REUSED})
 
 
 class RedriveMixin:
@@ -121,7 +186,8 @@ class Job(JobMixin, Base):
 
     @classmethod
     def __table_cls__(cls, name: str, *args: Any, **settings: Any) -> Table:
-        rules = UniqueConstraint("id"), CheckConstraint(_STATUS_RULE)
+        columns = {arg.name: arg for arg in args if isinstance(arg, Column)}
+        rules = UniqueConstraint("id"), CheckConstraint(_STATUS_RULE), *_indexes(name, columns)
         return Table(name, *args, *rules, **{**settings, **_NEVER_REUSED})
 
 
@@ -131,6 +197,11 @@ class Redrive(RedriveMixin, Base):
     __tablename__ = "redrives"
 
     seq: Mapped[int] = mapped_column(_Long, primary_key=True, nullable=True, sort_order=-5)
+
+
+def contracts_indexes(table: Table) -> list[Index]:
+    """Those of a table's indexes that came with `JobMixin`."""
+    return [index for index in table.indexes if index.info.get(_CONTRACTS)]
 
 
 def table_of(model: object, mixin: type[Any]) -> Table:

@@ -3,6 +3,7 @@ statements and says what came of them. Arguments were checked and the time was r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, cast
@@ -88,8 +89,7 @@ def claim(
 ) -> Ticket | None:
     bound = parameters(now=now, owner=owner, until=now + lease_ms, id=job_id)
     every = job_id is None
-    for sweep in (statements.sweep if every else statements.sweep_one).values():
-        connection.execute(sweep, bound)
+    connection.execute(statements.sweep if every else statements.sweep_one, bound).all()
     ticket = _ticket(connection, statements.claim if every else statements.claim_one, bound)
     if ticket is not None:
         _pass(fault, "after-claim")
@@ -160,10 +160,7 @@ def redrive(
 
 def recover(connection: Connection, statements: Statements, now: int) -> Recovered:
     bound = parameters(now=now)
-    dead = {
-        reason: connection.execute(sweep, bound).rowcount
-        for reason, sweep in statements.sweep.items()
-    }
+    dead = Counter(connection.execute(statements.sweep, bound).scalars().all())
     recovered = connection.execute(statements.recover, bound).rowcount
     return {"recovered": recovered, "deadline": dead["deadline"], "exhausted": dead["exhausted"]}
 
@@ -209,17 +206,7 @@ def differences(connection: Connection, dialect: Dialect, table: Table) -> list[
         for wanted, has in zip_longest(expected, found)
         if wanted != has
     ]
-    uniques = [
-        rule["column_names"]
-        for rule in (
-            *inspector.get_unique_constraints(table.name, schema=table.schema),
-            *(
-                index
-                for index in inspector.get_indexes(table.name, schema=table.schema)
-                if index["unique"]
-            ),
-        )
-    ]
+    uniques = dialect.uniques(connection, table)
     told += [
         f"{table.name}: expected UNIQUE ({', '.join(rule.columns.keys())}), found none"
         for rule in table.constraints

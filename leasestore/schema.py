@@ -46,7 +46,7 @@ def upgrade(bind: Engine | Connection, to: str = "head") -> None:
     Args:
         bind: an `Engine`, or a `Connection`; if that is in a transaction, the upgrade becomes
             part of it, and its rollback undoes it.
-        to: a revision of leasestore's (`ls0001`, ...) or `head`.
+        to: a revision of leasestore's (`ls0002`, ...) or `head`.
 
     Raises:
         SchemaError: a table of the same name is something else. Nothing was changed.
@@ -103,11 +103,11 @@ def upgrade_inline(op: Any, to: str = "head", *, since: str = "base") -> None:
     """Make the default tables in a revision of the application's own.
 
         def upgrade() -> None:
-            leasestore.schema.upgrade_inline(op, "ls0001")
+            leasestore.schema.upgrade_inline(op, "ls0002")
 
     One history and one head remain; there is no version table of leasestore's. Nothing is read
     from the database, so that the application's offline mode works. A later revision goes on:
-    `upgrade_inline(op, "ls0002", since="ls0001")`. Name the revisions, not `head`: what a
+    `upgrade_inline(op, "ls0003", since="ls0002")`. Name the revisions, not `head`: what a
     revision does has to stay the same.
 
     Args:

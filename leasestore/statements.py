@@ -12,6 +12,7 @@ from sqlalchemy import (
     ColumnElement,
     Insert,
     Integer,
+    ScalarSelect,
     Select,
     Table,
     Update,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     case,
     exists,
     false,
+    func,
     literal_column,
     null,
     or_,
@@ -27,11 +29,13 @@ from sqlalchemy import (
     update,
 )
 
+from leasestore.models import BLOCK_BITS, Terms, word
 from leasestore.tickets import JobState, Outcome
 
 COLUMNS = tuple(JobState.__annotations__)
 """The contract's columns of a job table, in order."""
 
+_ONE = literal_column("1", Integer)
 # In an UPDATE a bare name could be that of one of the application's own columns.
 _PREFIX = "_ls_"
 
@@ -48,11 +52,6 @@ def own_parameters(values: Mapping[str, object]) -> dict[str, object]:
 
 def _bind(name: str, column: Column[Any]) -> ColumnElement[Any]:
     return bindparam(_PREFIX + name, type_=column.type)
-
-
-def _word(text: str) -> ColumnElement[Any]:
-    # Part of the SQL text: a partial index serves only a predicate that is written out.
-    return literal_column(f"'{text}'")
 
 
 class Statements:
@@ -82,12 +81,12 @@ class Statements:
         ]
         self._now = _bind("now", column.deadline)
         self._named = column.id == _bind("id", column.id)
-        self._pending = column.status == _word("pending")
-        self._expired = and_(column.status == _word("leased"), column.lease_until <= self._now)
-        self._dead = column.status == _word("dead")
+        self._terms = Terms(dict(column.items()))
+        self._expired = and_(self._terms.leased, column.lease_until <= self._now)
+        self._dead = column.status == word("dead")
         self._held = and_(
             self._named,
-            column.status == _word("leased"),
+            self._terms.leased,
             *(column == _bind(column.name, column) for column in self._ticket[1:]),
         )
         self._live = and_(self._held, column.lease_until > self._now, column.deadline > self._now)
@@ -122,7 +121,7 @@ class Statements:
         row: dict[Column[Any], Any] = {
             column.id: _bind("id", column.id),
             column.qty: _bind("qty", column.qty),
-            column.status: _word("pending"),
+            column.status: word("pending"),
             column.attempts: literal_column("0"),
             column.max_attempts: _bind("max_attempts", column.max_attempts),
             column.token: literal_column("0"),
@@ -143,55 +142,69 @@ class Statements:
     # Claim
 
     @cached_property
-    def sweep(self) -> dict[str, Update]:
-        """By reason, in order: of a row with neither time nor attempts, time is the reason."""
+    def sweep(self) -> Update:
+        """It returns the reasons; of a job with neither time nor attempts, time is the reason."""
         return self._sweep()
 
     @cached_property
-    def sweep_one(self) -> dict[str, Update]:
+    def sweep_one(self) -> Update:
         return self._sweep(self._named)
 
-    def _sweep(self, *only: ColumnElement[bool]) -> dict[str, Update]:
-        column = self._job.c
-        is_open = or_(self._pending, self._expired)
-        spent = {
-            "deadline": column.deadline <= self._now,
-            "exhausted": column.attempts >= column.max_attempts,
-        }
-        return {
-            reason: self._free(
-                self._choose(self._job, is_open, condition, *only),
-                status=_word("dead"),
-                reason=_word(reason),
-            )
-            for reason, condition in spent.items()
-        }
+    def _sweep(self, *only: ColumnElement[bool]) -> Update:
+        terms = self._terms
+        late, free = self._job.c.deadline <= self._now, terms.free_at <= self._now
+        doomed = self._choose(
+            self._job, (terms.open, late, free, *only), (terms.open, terms.spent, free, *only)
+        )
+        reason = case((late, word("deadline")), else_=word("exhausted"))
+        return self._free(doomed, status=word("dead"), reason=reason).returning(self._job.c.reason)
 
     @cached_property
     def claim(self) -> Update:
-        return self._claim()
+        return self._claim(self._terms.order >= self._start)
 
     @cached_property
     def claim_one(self) -> Update:
         return self._claim(self._named)
 
+    @cached_property
+    def _start(self) -> ScalarSelect[int]:
+        """No job before this seq can be claimed now; NULL: there are no open jobs.
+
+        Block after block is asked for the first moment in it, so that the many jobs that wait
+        for a later time cost a look at each block and not at each job.
+        """
+        terms = self._terms
+        blocks = select(terms.block).where(terms.open).order_by(terms.block).limit(_ONE)
+        walk = select(blocks.scalar_subquery().label("block")).cte("walk", recursive=True)
+        soonest = (
+            select(terms.claimable_at)
+            .where(terms.open, terms.block == walk.c.block)
+            .order_by(terms.claimable_at)
+            .limit(_ONE)
+            .correlate(walk)
+            .scalar_subquery()
+        )
+        following = blocks.where(terms.block > walk.c.block).correlate(walk).scalar_subquery()
+        rest = select(following).select_from(walk).where(soonest > self._now)
+        first_of_block = literal_column(str(1 << BLOCK_BITS), Integer)
+        return select(func.max(walk.union_all(rest).c.block) * first_of_block).scalar_subquery()
+
     def _claim(self, *only: ColumnElement[bool]) -> Update:
-        column = self._job.c
-        ready = and_(self._pending, column.available_at <= self._now)
+        column, terms = self._job.c, self._terms
+        # Repeats what the sweep just did: no row without time or attempts is ever taken.
+        alive = column.deadline > self._now, ~terms.spent
         first = self._choose(
             self._job,
-            or_(ready, self._expired),
-            # Repeats what the sweep just did: no row without time or attempts is ever taken.
-            column.deadline > self._now,
-            column.attempts < column.max_attempts,
-            *only,
+            (terms.open, terms.claimable_at <= self._now, *alive, *only),
+            order=terms.order,
             limit=1,
         )
         return (
             update(self._job)
             .where(first)
             .values(
-                status=_word("leased"),
+                status=word("leased"),
                 attempts=column.attempts + literal_column("1"),
                 token=column.token + literal_column("1"),
                 owner=_bind("owner", column.owner),
@@ -216,18 +229,18 @@ class Statements:
         no_attempts, no_time = column.attempts >= column.max_attempts, column.deadline <= again
         over = or_(no_attempts, no_time)
         ends: dict[Outcome, dict[str, Any]] = {
-            "ok": {"status": _word("done"), "reason": null(), "available_at": self._now},
+            "ok": {"status": word("done"), "reason": null(), "available_at": self._now},
             "permanent": {
-                "status": _word("dead"),
-                "reason": _word("permanent"),
+                "status": word("dead"),
+                "reason": word("permanent"),
                 "available_at": self._now,
             },
             "retry": {
-                "status": case((over, _word("dead")), else_=_word("pending")),
+                "status": case((over, word("dead")), else_=word("pending")),
                 "reason": case(
-                    (no_attempts, _word("exhausted")),
-                    (no_time, _word("deadline")),
-                    else_=_word("retry"),
+                    (no_attempts, word("exhausted")),
+                    (no_time, word("deadline")),
+                    else_=word("retry"),
                 ),
                 "available_at": case((over, self._now), else_=again),
             },
@@ -244,8 +257,8 @@ class Statements:
     def release(self) -> Update:
         return self._free(
             self._held,
-            status=_word("pending"),
-            reason=_word("released"),
+            status=word("pending"),
+            reason=word("released"),
             attempts=self._job.c.attempts - literal_column("1"),
         )
 
@@ -253,8 +266,8 @@ class Statements:
 
     @cached_property
     def recover(self) -> Update:
-        ended = self._choose(self._job, self._expired)
-        return self._free(ended, status=_word("pending"), reason=_word("expired"))
+        ended = self._choose(self._job, (self._expired,))
+        return self._free(ended, status=word("pending"), reason=word("expired"))
 
     @cached_property
     def audit(self) -> Insert:
@@ -276,7 +289,7 @@ class Statements:
         return self._free(
             self._named,
             self._dead,
-            status=_word("pending"),
+            status=word("pending"),
             attempts=literal_column("0"),
             available_at=self._now,
             deadline=_bind("deadline", self._job.c.deadline),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -23,12 +24,18 @@ class Dialect(Protocol):
         ...
 
     def choose(
-        self, table: Table, /, *conditions: ColumnElement[bool], limit: int | None = None
+        self,
+        table: Table,
+        /,
+        *questions: Iterable[ColumnElement[bool]],
+        order: ColumnElement[int] | None = None,
+        limit: int | None = None,
     ) -> ColumnElement[bool]:
-        """A condition that holds for the rows chosen, in order of seq, once and for all.
+        """A condition that holds for the rows for which one of the questions holds, of each the
+        first ones in this order, chosen once and for all.
 
-        Where rows have locks, they are locked as they are chosen, and those that somebody else
-        works on are passed over.
+        Questions are asked apart, so that each finds its own index. Where rows have locks, they
+        are locked as they are chosen, and those that somebody else works on are passed over.
         """
         ...
 
@@ -77,6 +84,14 @@ class Dialect(Protocol):
         Raises `UnsupportedEngine` where the caller's rollback would not undo what follows, and
         the driver's error where the lock cannot be had (`is_busy` tells).
         """
+        ...
+
+    def uniques(self, connection: Connection, table: Table, /) -> list[list[str | None]]:
+        """The columns of each unique index of this table, that of a constraint included."""
+        ...
+
+    def unreflected(self, connection: Connection, table: Table, /) -> set[str] | None:
+        """The names of this table's indexes; None where SQLAlchemy's inspector knows them all."""
         ...
 
     def differences(self, connection: Connection, table: Table, /) -> list[str]:

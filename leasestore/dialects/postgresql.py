@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import reduce
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Integer,
     Table,
     Update,
+    any_,
+    func,
+    inspect,
     literal_column,
     select,
     text,
@@ -39,21 +45,32 @@ def check_version() -> None:
 
 
 def choose(
-    table: Table, *conditions: ColumnElement[bool], limit: int | None = None
+    table: Table,
+    *questions: Iterable[ColumnElement[bool]],
+    order: ColumnElement[int] | None = None,
+    limit: int | None = None,
 ) -> ColumnElement[bool]:
-    """Chosen and locked in a step of its own, which the update joins.
+    """Chosen and locked by sub-selects that refer to nothing outside: they run once, whatever the
+    plan is.
 
-    Materialised: an `IN (SELECT ... LIMIT 1 FOR UPDATE SKIP LOCKED)` may be run again by the
-    plan while it updates, and take more rows than were asked for.
+    An `IN (SELECT ... LIMIT 1 FOR UPDATE SKIP LOCKED)` may be run again by the plan while it
+    updates, and take more rows than were asked for; and of a join the planner may think that it
+    yields many rows, and walk the whole table. An array is looked up by the key.
     """
-    choice = select(table.c.seq).where(*conditions).order_by(table.c.seq)
-    if limit is not None:
-        choice = choice.limit(literal_column(str(limit)))
-    # No stronger than what the update takes: a row of the application's that refers to a job is no
-    # reason to pass the job over.
-    locked = choice.with_for_update(skip_locked=True, key_share=True)
-    chosen = locked.cte("chosen").prefix_with("MATERIALIZED")
-    return table.c.seq == chosen.c.seq
+    at_most = None if limit is None else literal_column(str(limit), Integer)
+    answers = [
+        select(table.c.seq)
+        .where(*conditions)
+        .order_by(order)
+        .limit(at_most)
+        # No stronger than what the update takes: a row of the application's that refers to a job
+        # is no reason to pass the job over.
+        .with_for_update(skip_locked=True, key_share=True)
+        .correlate(None)
+        for conditions in questions
+    ]
+    arrays: list[ColumnElement[Any]] = [func.array(each.scalar_subquery()) for each in answers]
+    return table.c.seq == any_(reduce(lambda one, other: one.op("||")(other), arrays))
 
 
 def now_ms(connection: Connection) -> int:
@@ -121,6 +138,15 @@ def _refuse_autocommit(connection: Connection) -> None:
             "this connection is in autocommit mode and has no transaction to join: use an engine "
             "with execution_options(isolation_level='READ COMMITTED'), or the repository outside"
         )
+
+
+def uniques(connection: Connection, table: Table) -> list[list[str | None]]:
+    indexes = inspect(connection).get_indexes(table.name, schema=table.schema)
+    return [index["column_names"] for index in indexes if index["unique"]]
+
+
+def unreflected(connection: Connection, table: Table) -> set[str] | None:
+    return None
 
 
 def differences(connection: Connection, table: Table) -> list[str]:

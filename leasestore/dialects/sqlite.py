@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -14,13 +14,14 @@ from sqlalchemy import (
     CheckConstraint,
     ColumnElement,
     Connection,
+    Integer,
     RootTransaction,
     Table,
     Update,
-    and_,
     literal_column,
     select,
     text,
+    union_all,
 )
 from sqlalchemy.dialects.sqlite import insert as insert
 from sqlalchemy.engine.interfaces import DBAPICursor
@@ -49,13 +50,18 @@ def check_version() -> None:
 
 
 def choose(
-    table: Table, *conditions: ColumnElement[bool], limit: int | None = None
+    table: Table,
+    *questions: Iterable[ColumnElement[bool]],
+    order: ColumnElement[int] | None = None,
+    limit: int | None = None,
 ) -> ColumnElement[bool]:
-    """Nobody else writes meanwhile, so only a limit needs a choice at all."""
-    if limit is None:
-        return and_(*conditions)
-    choice = select(table.c.seq).where(*conditions).order_by(table.c.seq)
-    return table.c.seq == choice.limit(literal_column(str(limit))).correlate(None).scalar_subquery()
+    """Nobody else writes meanwhile: to ask is to choose."""
+    at_most = None if limit is None else literal_column(str(limit), Integer)
+    answers = [
+        select(table.c.seq).where(*conditions).order_by(order).limit(at_most).correlate(None)
+        for conditions in questions
+    ]
+    return table.c.seq.in_(answers[0] if len(answers) == 1 else union_all(*answers))
 
 
 def now_ms(connection: Connection) -> int:
@@ -213,6 +219,27 @@ def _begin_immediate(cursor: DBAPICursor) -> None:
         cursor.execute(f"PRAGMA busy_timeout = {timeout_ms}")
     assert busy is not None
     raise busy
+
+
+def uniques(connection: Connection, table: Table) -> list[list[str | None]]:
+    # SQLAlchemy's inspector warns about every index that is over an expression.
+    listed = text(
+        "SELECT i.name, c.name FROM pragma_index_list(:table, :schema) AS i, "
+        'pragma_index_info(i.name, :schema) AS c WHERE i."unique" AND NOT i.partial '
+        "ORDER BY i.seq, c.seqno"
+    )
+    bound = {"table": table.name, "schema": table.schema or "main"}
+    columns: dict[str, list[str | None]] = {}
+    for index, column in connection.execute(listed, bound):
+        columns.setdefault(index, []).append(column)
+    return list(columns.values())
+
+
+def unreflected(connection: Connection, table: Table) -> set[str] | None:
+    """Those over expressions the inspector leaves out."""
+    listed = text("SELECT name FROM pragma_index_list(:table, :schema)")
+    bound = {"table": table.name, "schema": table.schema or "main"}
+    return set(connection.execute(listed, bound).scalars().all())
 
 
 def differences(connection: Connection, table: Table) -> list[str]:

@@ -78,7 +78,7 @@ RULES: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "threads": (_imported("threading", "multiprocessing"), set()),
     "signals": (_imported("signal"), {"cli"}),
     "DDL": (_called("create_all"), set()),
-    "Alembic": (_imported("alembic"), {"schema"}),
+    "Alembic": (_imported("alembic"), {"autogenerate", "schema"}),
     "arguments": (_named("argv"), set()),
     "printing": (_called("print"), {"cli"}),
     "the terminal": (_imported("click", "rich"), {"cli"}),

@@ -42,8 +42,7 @@ from tests.crash.test_killed_at_a_point import CASES
 
 pytestmark = pytest.mark.crash
 
-# The more rows there are, the longer a claim looks for one.
-JOBS = 4_000
+JOBS = 20_000
 KILLS, TERMINATIONS, LEAPS = 4, 30, 6
 LONG_MS = 10**12
 # Of a database session that must not wait for anybody.

@@ -19,6 +19,14 @@ def of_file(path: Path, tables: Iterable[str]) -> dict[str, Structure]:
         return {table: _table(plain, table) for table in tables}
 
 
+def indexes_of_file(path: Path) -> dict[str, str]:
+    with closing(sqlite3.connect(path)) as plain:
+        made = plain.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql <> ''"
+        )
+        return dict(made.fetchall())
+
+
 def _table(plain: sqlite3.Connection, table: str) -> Structure:
     (ddl,) = plain.execute(
         "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)

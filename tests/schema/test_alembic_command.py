@@ -15,6 +15,12 @@ from leasestore import open_queue
 from tests.schema import structure
 from tests.support import insert_row, make_file, rows
 
+# SQLAlchemy and Alembic say of SQLite's indexes over expressions that they cannot compare them.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Skipped unsupported reflection of expression-based index"),
+    pytest.mark.filterwarnings("ignore:autogenerate skipping metadata-specified expression-based"),
+]
+
 ROOT = Path(__file__).parents[2]
 TABLES = ("jobs", "redrives")
 

@@ -35,6 +35,7 @@ def structure(engine: Engine) -> dict[str, Any]:
             ],
             "key": inspector.get_pk_constraint(table)["constrained_columns"],
             "unique": [rule["column_names"] for rule in inspector.get_unique_constraints(table)],
+            "indexes": sorted(map(str, inspector.get_indexes(table))),
             "checks": [rule["sqltext"] for rule in inspector.get_check_constraints(table)],
         }
         for table in TABLES

@@ -39,6 +39,16 @@ def test_the_tables_are_the_contracts(make: object, tmp_path: Path) -> None:
     assert structure.of_file(tmp_path / "made.db", TABLES) == expected
 
 
+@pytest.mark.parametrize("make", [_by_migration, _by_open_queue])
+def test_the_indexes_are_those_of_the_models(make: object, tmp_path: Path) -> None:
+    assert callable(make)
+    make(tmp_path / "made.db")
+    _by_models(tmp_path / "models.db")
+    expected = structure.indexes_of_file(tmp_path / "models.db")
+    assert len(expected) == 5
+    assert structure.indexes_of_file(tmp_path / "made.db") == expected
+
+
 def test_the_comparison_sees_what_it_compares(tmp_path: Path) -> None:
     jobs = structure.of_file(make_file(tmp_path / "contract.db"), TABLES)["jobs"]
     assert jobs["columns"][0] == ("seq", "INTEGER", 0, None, 1)

@@ -16,7 +16,12 @@ from leasestore import Job, JobMixin, Redrive, RedriveMixin
 from leasestore.models import own_columns, table_of
 from tests.support import CONTRACT_DDL
 
+CONTRACTS_INDEXES = ("claim", "block", "deadline", "spent", "lease")
 MODELS: list[type[Any]] = [Job, Redrive]
+
+
+def indexes_of(table: str) -> set[str]:
+    return {f"ix_{table}_{what}" for what in CONTRACTS_INDEXES}
 
 
 class Base(DeclarativeBase):
@@ -177,7 +182,7 @@ def test_table_arguments_of_an_own_model_are_kept_beside_the_contracts() -> None
     table = table_of(Parcel, JobMixin)
     names = {constraint.name for constraint in table.constraints}
     assert {"uq_label", "uq_parcels_id", "ck_parcels_status"} <= names
-    assert [index.name for index in table.indexes] == ["ix_label"]
+    assert {index.name for index in table.indexes} == {"ix_label", *indexes_of("parcels")}
     assert table.comment == "parcels"
     assert table_of(ParcelRedrive, RedriveMixin).comment == "audit"
     for model in (Parcel, ParcelRedrive):
@@ -201,5 +206,5 @@ def test_a_table_that_the_mixin_did_not_make_is_refused(mixin: type[Any]) -> Non
 
 
 def test_an_index_declared_after_the_class_is_right() -> None:
-    indexes = [index.name for index in table_of(Delivery, JobMixin).indexes]
-    assert indexes == ["ix_deliveries_customer"]
+    indexes = {index.name for index in table_of(Delivery, JobMixin).indexes}
+    assert indexes == {"ix_deliveries_customer", *indexes_of("deliveries")}

@@ -4,13 +4,18 @@ job tables are models of the product, and its autogenerate sees them as its own.
 from __future__ import annotations
 
 import asyncio
+import warnings
 
 from alembic import context
 from sqlalchemy import Connection, pool
 from sqlalchemy.ext.asyncio import create_async_engine
 
+import leasestore.autogenerate  # noqa: F401
 from examples.webhooks import database
 from examples.webhooks.models import Base
+
+# Autogenerate knows all indexes of the job tables on SQLite, too.
+warnings.filterwarnings("ignore", ".*expression-based index '?ix_")
 
 
 def run_offline() -> None:

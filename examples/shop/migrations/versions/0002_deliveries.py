@@ -54,8 +54,56 @@ def upgrade() -> None:
         sa.UniqueConstraint("order_id"),
         sqlite_autoincrement=True,
     )
+    op.create_index(
+        op.f("ix_deliveries_block"),
+        "deliveries",
+        [
+            sa.literal_column("(seq >> 10)"),
+            sa.literal_column("coalesce(lease_until, available_at)"),
+        ],
+        unique=False,
+        sqlite_where=sa.text("status IN ('pending', 'leased')"),
+        postgresql_where=sa.text("status IN ('pending', 'leased')"),
+    )
+    op.create_index(
+        op.f("ix_deliveries_claim"),
+        "deliveries",
+        [sa.literal_column("(seq + 0)"), sa.literal_column("coalesce(lease_until, available_at)")],
+        unique=False,
+        sqlite_where=sa.text("status IN ('pending', 'leased')"),
+        postgresql_where=sa.text("status IN ('pending', 'leased')"),
+    )
+    op.create_index(
+        op.f("ix_deliveries_deadline"),
+        "deliveries",
+        ["deadline"],
+        unique=False,
+        sqlite_where=sa.text("status IN ('pending', 'leased')"),
+        postgresql_where=sa.text("status IN ('pending', 'leased')"),
+    )
+    op.create_index(
+        op.f("ix_deliveries_lease"),
+        "deliveries",
+        ["lease_until", "seq"],
+        unique=False,
+        sqlite_where=sa.text("status = 'leased'"),
+        postgresql_where=sa.text("status = 'leased'"),
+    )
+    op.create_index(
+        op.f("ix_deliveries_spent"),
+        "deliveries",
+        [sa.literal_column("coalesce(lease_until, 0)")],
+        unique=False,
+        sqlite_where=sa.text("status IN ('pending', 'leased') AND attempts >= max_attempts"),
+        postgresql_where=sa.text("status IN ('pending', 'leased') AND attempts >= max_attempts"),
+    )
 
 
 def downgrade() -> None:
+    op.drop_index(op.f("ix_deliveries_spent"), table_name="deliveries")
+    op.drop_index(op.f("ix_deliveries_lease"), table_name="deliveries")
+    op.drop_index(op.f("ix_deliveries_deadline"), table_name="deliveries")
+    op.drop_index(op.f("ix_deliveries_claim"), table_name="deliveries")
+    op.drop_index(op.f("ix_deliveries_block"), table_name="deliveries")
     op.drop_table("deliveries")
     op.drop_table("delivery_redrives")

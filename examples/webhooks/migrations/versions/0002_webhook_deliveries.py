@@ -67,9 +67,57 @@ def upgrade() -> None:
     op.create_index(
         op.f("ix_webhook_deliveries_event_id"), "webhook_deliveries", ["event_id"], unique=False
     )
+    op.create_index(
+        op.f("ix_webhook_deliveries_block"),
+        "webhook_deliveries",
+        [
+            sa.literal_column("(seq >> 10)"),
+            sa.literal_column("coalesce(lease_until, available_at)"),
+        ],
+        unique=False,
+        sqlite_where=sa.text("status IN ('pending', 'leased')"),
+        postgresql_where=sa.text("status IN ('pending', 'leased')"),
+    )
+    op.create_index(
+        op.f("ix_webhook_deliveries_claim"),
+        "webhook_deliveries",
+        [sa.literal_column("(seq + 0)"), sa.literal_column("coalesce(lease_until, available_at)")],
+        unique=False,
+        sqlite_where=sa.text("status IN ('pending', 'leased')"),
+        postgresql_where=sa.text("status IN ('pending', 'leased')"),
+    )
+    op.create_index(
+        op.f("ix_webhook_deliveries_deadline"),
+        "webhook_deliveries",
+        ["deadline"],
+        unique=False,
+        sqlite_where=sa.text("status IN ('pending', 'leased')"),
+        postgresql_where=sa.text("status IN ('pending', 'leased')"),
+    )
+    op.create_index(
+        op.f("ix_webhook_deliveries_lease"),
+        "webhook_deliveries",
+        ["lease_until", "seq"],
+        unique=False,
+        sqlite_where=sa.text("status = 'leased'"),
+        postgresql_where=sa.text("status = 'leased'"),
+    )
+    op.create_index(
+        op.f("ix_webhook_deliveries_spent"),
+        "webhook_deliveries",
+        [sa.literal_column("coalesce(lease_until, 0)")],
+        unique=False,
+        sqlite_where=sa.text("status IN ('pending', 'leased') AND attempts >= max_attempts"),
+        postgresql_where=sa.text("status IN ('pending', 'leased') AND attempts >= max_attempts"),
+    )
 
 
 def downgrade() -> None:
+    op.drop_index(op.f("ix_webhook_deliveries_spent"), table_name="webhook_deliveries")
+    op.drop_index(op.f("ix_webhook_deliveries_lease"), table_name="webhook_deliveries")
+    op.drop_index(op.f("ix_webhook_deliveries_deadline"), table_name="webhook_deliveries")
+    op.drop_index(op.f("ix_webhook_deliveries_claim"), table_name="webhook_deliveries")
+    op.drop_index(op.f("ix_webhook_deliveries_block"), table_name="webhook_deliveries")
     op.drop_index(op.f("ix_webhook_deliveries_event_id"), table_name="webhook_deliveries")
     op.drop_table("webhook_deliveries")
     op.drop_table("webhook_redrives")
