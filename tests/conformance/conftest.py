@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
-from tests.conformance.postgresql import POSTGRESQL
+from tests.conformance.postgresql import OLDEST, POSTGRESQL
 from tests.conformance.stores import SQLITE, Store
 
 Opened = dict[str, tuple[Store, Callable[[], None]]]
@@ -23,6 +23,9 @@ def opened() -> Iterator[Opened]:
 
 
 def _backend(name: str, request: pytest.FixtureRequest) -> AbstractContextManager[Store]:
+    if name == OLDEST:
+        server = request.getfixturevalue("oldest_postgresql")
+        return POSTGRESQL["psycopg-engine"](server.fresh())
     if name in POSTGRESQL:
         return POSTGRESQL[name](request.getfixturevalue("postgresql").fresh())
     factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
@@ -45,7 +48,7 @@ def _clean(name: str, opened: Opened, request: pytest.FixtureRequest) -> Iterato
         raise
 
 
-@pytest.fixture(params=[*SQLITE, *POSTGRESQL])
+@pytest.fixture(params=[*SQLITE, *POSTGRESQL, OLDEST])
 def store(request: pytest.FixtureRequest, opened: Opened) -> Iterator[Store]:
     """An empty queue on one backend; whatever the test did, nothing may be left open."""
     yield from _clean(request.param, opened, request)
@@ -57,7 +60,7 @@ def sqlite_store(request: pytest.FixtureRequest, opened: Opened) -> Iterator[Sto
     yield from _clean(request.param, opened, request)
 
 
-@pytest.fixture(params=POSTGRESQL)
+@pytest.fixture(params=[*POSTGRESQL, OLDEST])
 def postgresql_store(request: pytest.FixtureRequest, opened: Opened) -> Iterator[Store]:
     """The same on PostgreSQL only, for what is about its row locks."""
     yield from _clean(request.param, opened, request)

@@ -185,3 +185,6 @@ POSTGRESQL: dict[str, Callable[[URL], AbstractContextManager[Store]]] = {
     **{f"{mode}-within": _within(mode) for mode in JOINABLE},
     **{name: _awaited(driver) for name, driver in ASYNCHRONOUS.items()},
 }
+
+OLDEST = "psycopg-engine-oldest_postgresql"
+"""One of them, on the oldest server at hand."""

@@ -28,6 +28,7 @@ from leasestore.errors import NotDead
 from tests.conformance.postgresql import (
     ASYNCHRONOUS,
     JOINABLE,
+    OLDEST,
     POSTGRESQL,
     Plain,
     PostgreSQLStore,
@@ -39,9 +40,9 @@ from tests.conformance.scene import HELD, NOW, WRITES, Points, insert_held, stag
 from tests.conformance.stores import DOORS, READY
 from tests.postgresql import Server
 
-DRIVERS = ["psycopg-engine", "psycopg2-engine", *ASYNCHRONOUS]
+DRIVERS = ["psycopg-engine", "psycopg2-engine", *ASYNCHRONOUS, OLDEST]
 SNAPSHOTS = ["psycopg-serializable-within", "psycopg-repeatable-read-within"]
-OWN = [name for name in POSTGRESQL if name not in SNAPSHOTS]
+OWN = [name for name in (*POSTGRESQL, OLDEST) if name not in SNAPSHOTS]
 
 each_driver = pytest.mark.parametrize("postgresql_store", DRIVERS, indirect=True)
 # A transaction of the application's that sees one snapshot fails where another one would wait.

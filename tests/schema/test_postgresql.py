@@ -19,8 +19,8 @@ TABLES = ("jobs", "redrives")
 
 
 @pytest.fixture
-def engine(postgresql: Server) -> Iterator[Engine]:
-    engine = create_engine(postgresql.empty())
+def engine(each_postgresql: Server) -> Iterator[Engine]:
+    engine = create_engine(each_postgresql.empty())
     yield engine
     engine.dispose()
 
@@ -55,10 +55,10 @@ MADE: dict[str, Callable[[Engine], None]] = {
 
 @pytest.mark.parametrize("made", MADE)
 def test_upgraded_is_what_the_models_and_the_script_make(
-    made: str, engine: Engine, postgresql: Server
+    made: str, engine: Engine, each_postgresql: Server
 ) -> None:
     schema.upgrade(engine)
-    other = create_engine(postgresql.empty())
+    other = create_engine(each_postgresql.empty())
     MADE[made](other)
     assert structure(other) == structure(engine)
     assert schema.position(other) == ("current" if made == "script" else "unversioned")
@@ -124,8 +124,8 @@ def test_eight_at_once_make_it_once(engine: Engine) -> None:
     assert schema.position(engine) == "current"
 
 
-def test_a_schema_of_its_own_by_the_search_path(postgresql: Server) -> None:
-    url = postgresql.empty()
+def test_a_schema_of_its_own_by_the_search_path(each_postgresql: Server) -> None:
+    url = each_postgresql.empty()
     engine = create_engine(url, connect_args={"options": "-csearch_path=work"})
     with engine.begin() as connection:
         connection.execute(text("CREATE SCHEMA work"))

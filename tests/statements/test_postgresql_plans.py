@@ -37,8 +37,8 @@ NOW = 1000
 
 
 @pytest.fixture(scope="module")
-def url(postgresql: Server) -> URL:
-    return postgresql.fresh()
+def url(each_postgresql: Server) -> URL:
+    return each_postgresql.fresh()
 
 
 @pytest.fixture(scope="module")
