@@ -178,10 +178,9 @@ def rows_of(
 def missing(connection: Connection, tables: Iterable[Table]) -> list[str]:
     """What the database lacks: `table`, or `table.column` where only that is absent."""
     inspector = inspect(connection)
-    translated = connection.get_execution_options().get("schema_translate_map") or {}
     absent: list[str] = []
     for table in tables:
-        schema = translated.get(table.schema, table.schema)
+        schema = connection.schema_for_object(table)
         if not inspector.has_table(table.name, schema=schema):
             absent.append(table.fullname)
             continue
@@ -192,13 +191,13 @@ def missing(connection: Connection, tables: Iterable[Table]) -> list[str]:
 
 def differences(connection: Connection, dialect: Dialect, table: Table) -> list[str]:
     """How a table that exists under this name differs from the one that is meant."""
-    inspector = inspect(connection)
-    if not inspector.has_table(table.name, schema=table.schema):
+    inspector, schema = inspect(connection), connection.schema_for_object(table)
+    if not inspector.has_table(table.name, schema=schema):
         return []
-    key = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
+    key = inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]
     found = [
         _described(connection, {**column, "primary_key": column["name"] in key})
-        for column in inspector.get_columns(table.name, schema=table.schema)
+        for column in inspector.get_columns(table.name, schema=schema)
     ]
     expected = [_described(connection, vars(column)) for column in table.columns]
     told = [

@@ -223,7 +223,13 @@ def _known(scripts: ScriptDirectory, **arguments: str) -> None:
 
 
 def _context(connection: Connection, **settings: Any) -> MigrationContext:
-    options = {"version_table": VERSION_TABLE, "transactional_ddl": True, **settings}
+    options = {
+        "version_table": VERSION_TABLE,
+        # Beside the tables, where the connection has a schema_translate_map.
+        "version_table_schema": connection.schema_for_object(table_of(Job, JobMixin)),
+        "transactional_ddl": True,
+        **settings,
+    }
     return MigrationContext.configure(connection, opts=options)
 
 

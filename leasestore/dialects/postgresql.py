@@ -141,7 +141,9 @@ def _refuse_autocommit(connection: Connection) -> None:
 
 
 def uniques(connection: Connection, table: Table) -> list[list[str | None]]:
-    indexes = inspect(connection).get_indexes(table.name, schema=table.schema)
+    indexes = inspect(connection).get_indexes(
+        table.name, schema=connection.schema_for_object(table)
+    )
     return [index["column_names"] for index in indexes if index["unique"]]
 
 

@@ -12,17 +12,20 @@ from typing import Any
 
 from sqlalchemy import (
     CheckConstraint,
+    ColumnClause,
     ColumnElement,
     Connection,
     Integer,
     RootTransaction,
     Table,
     Update,
+    column,
     literal_column,
     select,
     text,
     union_all,
 )
+from sqlalchemy import table as table_clause
 from sqlalchemy.dialects.sqlite import insert as insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
@@ -228,23 +231,25 @@ def uniques(connection: Connection, table: Table) -> list[list[str | None]]:
         'pragma_index_info(i.name, :schema) AS c WHERE i."unique" AND NOT i.partial '
         "ORDER BY i.seq, c.seqno"
     )
-    bound = {"table": table.name, "schema": table.schema or "main"}
+    bound = {"table": table.name, "schema": connection.schema_for_object(table) or "main"}
     columns: dict[str, list[str | None]] = {}
-    for index, column in connection.execute(listed, bound):
-        columns.setdefault(index, []).append(column)
+    for index, name in connection.execute(listed, bound):
+        columns.setdefault(index, []).append(name)
     return list(columns.values())
 
 
 def unreflected(connection: Connection, table: Table) -> set[str] | None:
     """Those over expressions the inspector leaves out."""
     listed = text("SELECT name FROM pragma_index_list(:table, :schema)")
-    bound = {"table": table.name, "schema": table.schema or "main"}
+    bound = {"table": table.name, "schema": connection.schema_for_object(table) or "main"}
     return set(connection.execute(listed, bound).scalars().all())
 
 
 def differences(connection: Connection, table: Table) -> list[str]:
-    master = text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name")
-    made_by = connection.execute(master, {"name": table.name}).scalar_one_or_none()
+    columns: list[ColumnClause[Any]] = [column(name) for name in ("sql", "type", "name")]
+    master = table_clause("sqlite_master", *columns, schema=connection.schema_for_object(table))
+    definition = select(master.c.sql).where(master.c.type == "table", master.c.name == table.name)
+    made_by = connection.execute(definition).scalar_one_or_none()
     if made_by is None:
         return [f"{table.name}: expected a table, found something else of that name"]
     wanted = ["AUTOINCREMENT"]
