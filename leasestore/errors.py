@@ -106,8 +106,9 @@ class StoreBusy(LeaseStoreError):
 class SchemaError(LeaseStoreError):
     """The database does not hold the tables that leasestore needs.
 
-    Attributes: `missing`, the absent tables and columns (`table` or `table.column`), and
-    `remedy`, what mends it.
+    Attributes: `missing`, the absent tables and columns (`table` or `table.column`; empty where
+    only the message tells, in a transaction of the application's on PostgreSQL), and `remedy`, what
+    mends it.
     """
 
     def __init__(self, problem: str, missing: Sequence[str], remedy: str) -> None:

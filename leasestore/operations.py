@@ -224,14 +224,22 @@ def _described(connection: Connection, column: Mapping[str, Any]) -> str:
 
 def schema_error(missing: Iterable[str]) -> SchemaError:
     names = list(missing)
+    return SchemaError(f"the database lacks {', '.join(names)}", names, _remedy(names))
+
+
+def schema_error_as_told(tables: Iterable[Table], told: str) -> SchemaError:
+    """The same where nothing more can be asked: what the database told has to do."""
+    found = f"the database lacks a table or column: {told}"
+    return SchemaError(found, (), _remedy([table.fullname for table in tables]))
+
+
+def _remedy(names: list[str]) -> str:
     defaults = {name.partition(".")[0] for name in names} & Job.metadata.tables.keys()
     if not defaults:
-        remedy = "make them by a migration of your own (`alembic revision --autogenerate`)"
-    elif all("." in name for name in names):
-        remedy = "is it a table of somebody else's? leasestore.schema.upgrade(engine) tells"
-    else:
-        remedy = "leasestore.schema.upgrade(engine), or `leasestore upgrade --db URL`, makes them"
-    return SchemaError(f"the database lacks {', '.join(names)}", names, remedy)
+        return "make them by a migration of your own (`alembic revision --autogenerate`)"
+    if all("." in name for name in names):
+        return "is it a table of somebody else's? leasestore.schema.upgrade(engine) tells"
+    return "leasestore.schema.upgrade(engine), or `leasestore upgrade --db URL`, makes them"
 
 
 def _shown(ticket: Ticket) -> dict[str, object]:

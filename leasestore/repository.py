@@ -213,27 +213,31 @@ def _changed(answer: object) -> bool:
 def _schema_named(queue: Queue, connection: Connection) -> Iterator[None]:
     """Turn an error that comes from absent tables into one that names them.
 
-    The database is asked once more, since the same kind of error may come from a caller's fault
-    point, and then belongs to the caller.
+    The database is asked once more, where that is possible: the same kind of error may come from a
+    trigger of the application's, and then belongs to the application.
     """
     try:
         yield
     except DBAPIError as error:
         if not queue.dialect.may_lack_tables(error):
             raise
-        problem = _schema_problem(queue, connection)
+        problem = _schema_problem(queue, connection, error)
         if problem is None:
             raise
         raise problem from error
 
 
-def _schema_problem(queue: Queue, connection: Connection) -> SchemaError | None:
+def _schema_problem(queue: Queue, connection: Connection, error: DBAPIError) -> SchemaError | None:
     inside = connection.in_transaction()
+    if inside and queue.dialect.is_of_absent_tables(error):
+        # The application's transaction has failed with it: nothing more can be asked there.
+        (told, *_) = str(error.orig).splitlines()
+        return operations.schema_error_as_told(queue.tables, told)
     try:
         with nullcontext() if inside else read_transaction(connection, queue.dialect):
             missing = operations.missing(connection, queue.tables)
-    except (DBAPIError, StoreBusy) as error:
-        if not queue.dialect.is_not_a_database(error):
+    except (DBAPIError, StoreBusy) as unanswered:
+        if not queue.dialect.is_not_a_database(unanswered):
             return None
         found = f"{connection.engine.url.render_as_string()} is not a database"
         return SchemaError(found, (), "give the path of a queue file")

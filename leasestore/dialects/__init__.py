@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sqlalchemy import ColumnElement, Connection, Table, Update
+from sqlalchemy.exc import DBAPIError
 
 from leasestore.dialects import postgresql, sqlite
 from leasestore.errors import UnsupportedEngine
@@ -112,6 +113,11 @@ class Dialect(Protocol):
 
     def may_lack_tables(self, error: BaseException, /) -> bool:
         """Whether this error can come from tables that are not there, or not even a database."""
+        ...
+
+    def is_of_absent_tables(self, error: DBAPIError, /) -> bool:
+        """Whether such an error ended the transaction, and shows by itself that it comes from a
+        table or column of the statement's own."""
         ...
 
 

@@ -173,6 +173,16 @@ def may_lack_tables(error: BaseException) -> bool:
     return _state(error) in _ABSENT
 
 
+def is_of_absent_tables(error: DBAPIError) -> bool:
+    """Its place is in the text of the statement; that of a trigger's error is in the trigger's."""
+    cause = error.orig
+    assert cause is not None
+    # psycopg has it in `diag`; asyncpg in its own error, behind the one that SQLAlchemy made.
+    details = getattr(cause, "diag", cause.__cause__)
+    place = "statement_position" if hasattr(details, "statement_position") else "position"
+    return getattr(details, place, None) is not None
+
+
 def _state(error: BaseException) -> str | None:
     """SQLSTATE, under the name that the driver has for it."""
     cause = error.orig if isinstance(error, DBAPIError) else error

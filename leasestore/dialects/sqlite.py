@@ -282,6 +282,11 @@ def may_lack_tables(error: BaseException) -> bool:
     return _code(error) in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB)
 
 
+def is_of_absent_tables(error: DBAPIError) -> bool:
+    """A statement that fails ends no transaction."""
+    return False
+
+
 def _code(error: BaseException) -> int:
     """SQLite's primary result code."""
     cause = error.orig if isinstance(error, DBAPIError) else error

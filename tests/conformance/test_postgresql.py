@@ -3,6 +3,7 @@ and what becomes of a session that ends."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import URL, Connection, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from leasestore import (
     Conflict,
@@ -24,6 +26,7 @@ from leasestore import (
     UnsupportedEngine,
     immediate,
 )
+from leasestore.aio import AsyncJobRepository
 from leasestore.errors import NotDead
 from tests.conformance.postgresql import (
     ASYNCHRONOUS,
@@ -348,14 +351,30 @@ def test_every_verb_says_which_tables_are_missing(empty_url: URL, name: str) -> 
 
 
 @pytest.mark.parametrize("name", [f"{mode}-within" for mode in JOINABLE])
-def test_in_the_applications_transaction_it_is_the_databases_own_error(
+def test_in_the_applications_transaction_it_says_what_the_database_told(
     empty_url: URL, name: str
 ) -> None:
-    # After an error nothing more can be asked in that transaction, so nobody can say what is there.
+    # After an error nothing more can be asked in that transaction.
     with POSTGRESQL[name](empty_url) as store:
         for call in CALLS.values():
-            with pytest.raises(ProgrammingError, match=r'"(jobs|redrives)" does not'):
+            told = r'lacks a table or column: relation "(jobs|redrives)" does not exist; .*upgrade'
+            with pytest.raises(SchemaError, match=told) as caught:
                 call(store.repository)
+            assert caught.value.missing == ()
+            assert isinstance(caught.value.__cause__, ProgrammingError)
+
+
+@pytest.mark.parametrize("driver", ASYNCHRONOUS.values())
+def test_so_it_does_in_an_asynchronous_one(empty_url: URL, driver: str) -> None:
+    async def main() -> None:
+        engine = create_async_engine(empty_url.set(drivername=f"postgresql+{driver}"))
+        jobs = AsyncJobRepository(engine)
+        async with AsyncSession(engine) as session:
+            with pytest.raises(SchemaError, match='relation "jobs" does not exist'):
+                await jobs.within(session).claim("me", NOW)
+        await engine.dispose()
+
+    asyncio.run(main())
 
 
 def test_an_absent_column_is_named(postgresql: Server) -> None:
@@ -365,6 +384,47 @@ def test_an_absent_column_is_named(postgresql: Server) -> None:
         with pytest.raises(SchemaError, match=r"jobs\.reason") as caught:
             store.repository.claim("me", NOW)
         assert caught.value.missing == ("jobs.reason",)
+    with (
+        POSTGRESQL["psycopg-within"](url) as store,
+        pytest.raises(SchemaError, match=r'column "reason" of relation "jobs" does not exist'),
+    ):
+        store.repository.claim("me", NOW)
+
+
+@pytest.fixture(scope="module")
+def broken_url(postgresql: Server) -> URL:
+    """A database whose own trigger needs a table that is not there."""
+    url = postgresql.fresh()
+    with beside(url) as plain:
+        plain.execute("""
+            CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql
+                AS $$ BEGIN INSERT INTO notes VALUES (NEW.id); RETURN NEW; END $$;
+            CREATE TRIGGER note BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION note()
+        """)
+    return url
+
+
+@pytest.mark.parametrize("name", POSTGRESQL)
+def test_what_a_trigger_of_the_applications_lacks_is_the_applications_error(
+    broken_url: URL, name: str
+) -> None:
+    with (
+        POSTGRESQL[name](broken_url) as store,
+        pytest.raises(ProgrammingError, match='"notes" does not exist'),
+    ):
+        store.repository.enqueue({"id": "a", "qty": 1}, NOW, 1000)
+
+
+def test_in_an_asynchronous_transaction_too(broken_url: URL) -> None:
+    async def main() -> None:
+        engine = create_async_engine(broken_url.set(drivername="postgresql+asyncpg"))
+        within = AsyncJobRepository(engine).within
+        async with AsyncSession(engine) as session:
+            with pytest.raises(ProgrammingError, match='"notes" does not exist'):
+                await within(session).enqueue({"id": "a", "qty": 1}, NOW, 1000)
+        await engine.dispose()
+
+    asyncio.run(main())
 
 
 # A session that ends
