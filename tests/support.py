@@ -32,11 +32,11 @@ def make_file(path: Path) -> Path:
     return path
 
 
-def rows(path: Path, table: str = "jobs") -> list[dict[str, Any]]:
+def rows(path: Path, table: str = "jobs", key: str = "seq") -> list[dict[str, Any]]:
     """All rows in order, read on a connection of our own."""
     with closing(sqlite3.connect(path)) as plain:
         plain.row_factory = sqlite3.Row
-        return [dict(row) for row in plain.execute(f"SELECT * FROM {table} ORDER BY seq")]
+        return [dict(row) for row in plain.execute(f"SELECT * FROM {table} ORDER BY {key}")]
 
 
 def insert_row(path: Path, **columns: Any) -> None:
