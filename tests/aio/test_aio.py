@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, select
+from sqlalchemy import URL, create_engine, select
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -37,23 +36,29 @@ from leasestore.aio import (
     immediate,
     run_once,
 )
+from tests.conformance.postgresql import ASYNCHRONOUS
 from tests.embedding.application import Base, Delivery, DeliveryRedrive, Order
-from tests.support import rows
+from tests.embedding.plain import locked, rows_at
 
 EVENT: Event = {"id": "order-1", "qty": 2}
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    engine = create_engine(f"sqlite:///{tmp_path}/application.db")
-    Base.metadata.create_all(engine)
-    engine.dispose()
-    return tmp_path / "application.db"
+@pytest.fixture(params=["aiosqlite", *ASYNCHRONOUS.values()])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> URL:
+    """The application's database, through each asynchronous driver."""
+    if request.param == "aiosqlite":
+        made = URL.create("sqlite", database=f"{tmp_path}/application.db")
+        engine = create_engine(made)
+        Base.metadata.create_all(engine)
+        engine.dispose()
+    else:
+        made = request.getfixturevalue("application_url")
+    return made.set(drivername=f"{made.get_backend_name()}+{request.param}")
 
 
 @asynccontextmanager
-async def opened(path: Path, **settings: Any) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}", **settings)
+async def opened(url: URL, **settings: Any) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(url, **settings)
     try:
         yield engine
     finally:
@@ -64,17 +69,13 @@ def deliveries(bind: AsyncEngine | AsyncConnection) -> AsyncJobRepository:
     return AsyncJobRepository(bind, job=Delivery, redrive=DeliveryRedrive)
 
 
-def jobs_in(path: Path) -> list[dict[str, Any]]:
-    return rows(path, "deliveries")
+def jobs_in(url: URL) -> list[dict[str, Any]]:
+    return rows_at(url, "deliveries")
 
 
-def locked(path: Path, patience: float = 0) -> bool:
-    with closing(sqlite3.connect(path, timeout=patience, isolation_level=None)) as plain:
-        try:
-            plain.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            return True
-        return False
+def has_one_lock(url: URL) -> bool:
+    """Where rows have the locks, nothing is locked before it is touched."""
+    return url.get_backend_name() == "sqlite"
 
 
 def verbs(repository: type) -> dict[str, Any]:
@@ -131,9 +132,9 @@ async def _every_verb(jobs: AsyncJobRepository) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"isolation_level": "AUTOCOMMIT"}], ids=["default", "auto"]
 )
-def test_every_verb(door: str, settings: dict[str, Any], path: Path) -> None:
+def test_every_verb(door: str, settings: dict[str, Any], url: URL) -> None:
     async def main() -> None:
-        async with opened(path, **settings) as engine:
+        async with opened(url, **settings) as engine:
             if door == "engine":
                 await _every_verb(deliveries(engine))
                 assert isinstance(engine.pool, QueuePool)
@@ -143,7 +144,7 @@ def test_every_verb(door: str, settings: dict[str, Any], path: Path) -> None:
                     await _every_verb(deliveries(connection))
                     assert not connection.closed
                     assert not connection.in_transaction()
-        assert not locked(path)
+        assert not locked(url)
 
     asyncio.run(main())
 
@@ -151,15 +152,15 @@ def test_every_verb(door: str, settings: dict[str, Any], path: Path) -> None:
 # Inside the application's transaction
 
 
-def test_a_session_s_commit_and_rollback_decide(path: Path) -> None:
+def test_a_session_s_commit_and_rollback_decide(url: URL) -> None:
     async def main() -> None:
-        async with opened(path) as engine:
+        async with opened(url) as engine:
             jobs = deliveries(engine)
             async with AsyncSession(engine) as session:
                 session.add(Order(id=1))
                 await jobs.within(session).enqueue(EVENT, 0, 1000)
                 await session.rollback()
-            assert jobs_in(path) == []
+            assert jobs_in(url) == []
             async with AsyncSession(engine, expire_on_commit=False) as session:
                 await jobs.within(session).enqueue(EVENT, 0, 1000)
                 job = (await session.scalars(select(Delivery))).one()
@@ -167,12 +168,12 @@ def test_a_session_s_commit_and_rollback_decide(path: Path) -> None:
                 assert ticket is not None
                 assert job.status == "leased", "a loaded object did not follow"
                 await session.commit()
-            assert jobs_in(path)[0]["owner"] == "me"
+            assert jobs_in(url)[0]["owner"] == "me"
 
     asyncio.run(main())
 
 
-def test_a_stale_ticket_fails_the_transaction(path: Path) -> None:
+def test_a_stale_ticket_fails_the_transaction(url: URL) -> None:
     async def late(engine: AsyncEngine) -> None:
         jobs = deliveries(engine)
         await jobs.enqueue(EVENT, 0, 1000)
@@ -184,7 +185,7 @@ def test_a_stale_ticket_fails_the_transaction(path: Path) -> None:
             await jobs.within(session).finish(stale, "ok", 11)
 
     async def main() -> None:
-        async with opened(path) as engine:
+        async with opened(url) as engine:
             with pytest.raises(StaleTicket, match="token 1 is stale"):
                 await late(engine)
             async with AsyncSession(engine) as session:
@@ -193,31 +194,31 @@ def test_a_stale_ticket_fails_the_transaction(path: Path) -> None:
     asyncio.run(main())
 
 
-def test_every_kind_of_host(path: Path) -> None:
+def test_every_kind_of_host(url: URL) -> None:
     async def main() -> None:
-        async with opened(path) as engine:
+        async with opened(url) as engine:
             jobs = deliveries(engine)
             async with engine.begin() as connection:
                 await jobs.within(connection).enqueue({"id": "a", "qty": 1}, 0, 1000)
             scoped = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
             async with immediate(scoped):
-                assert locked(path)
+                assert locked(url) is has_one_lock(url)
                 await jobs.within(scoped).enqueue({"id": "b", "qty": 1}, 0, 1000)
             await scoped.remove()
             async with AsyncSession(engine) as session, immediate(session):
-                assert locked(path)
+                assert locked(url) is has_one_lock(url)
                 await jobs.within(session).enqueue({"id": "c", "qty": 1}, 0, 1000)
             async with engine.connect() as connection, immediate(connection):
-                assert locked(path)
+                assert locked(url) is has_one_lock(url)
                 await jobs.within(connection).enqueue({"id": "d", "qty": 1}, 0, 1000)
-        assert [job["id"] for job in jobs_in(path)] == ["a", "b", "c", "d"]
+        assert [job["id"] for job in jobs_in(url)] == ["a", "b", "c", "d"]
 
     asyncio.run(main())
 
 
-def test_synchronous_ones_are_refused_by_name(path: Path) -> None:
+def test_synchronous_ones_are_refused_by_name(url: URL) -> None:
     async def main() -> None:
-        async with opened(path) as engine:
+        async with opened(url) as engine:
             with pytest.raises(ValueError, match="expected an AsyncEngine or AsyncConnection"):
                 AsyncJobRepository(engine.sync_engine)  # type: ignore[arg-type]
             with pytest.raises(ValueError, match="expected an AsyncSession"):
@@ -242,18 +243,18 @@ def _raise(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("case", SENT)
-def test_run_once_awaits_the_sending(case: str, path: Path) -> None:
+def test_run_once_awaits_the_sending(case: str, url: URL) -> None:
     answer, status = SENT[case]
     sent: list[Event] = []
 
     async def send(event: Event) -> object:
-        assert not locked(path)
+        assert not locked(url)
         sent.append({**event})
         event["qty"] = 999
         return answer()
 
     async def main() -> None:
-        async with opened(path) as engine:
+        async with opened(url) as engine:
             jobs = deliveries(engine)
             assert await run_once(jobs, "me", lambda: 1, send, 1) is None
             await jobs.enqueue(EVENT, 0, 1000)
@@ -267,7 +268,7 @@ def test_run_once_awaits_the_sending(case: str, path: Path) -> None:
     asyncio.run(main())
 
 
-def test_run_once_lets_other_answers_and_errors_through(path: Path) -> None:
+def test_run_once_lets_other_answers_and_errors_through(url: URL) -> None:
     async def no(event: Event) -> object:
         return 1
 
@@ -275,17 +276,17 @@ def test_run_once_lets_other_answers_and_errors_through(path: Path) -> None:
         raise KeyError("made up")
 
     async def main() -> None:
-        async with opened(path) as engine:
+        async with opened(url) as engine:
             jobs = deliveries(engine)
             await jobs.enqueue(EVENT, 0, 1000)
             with pytest.raises(BadAck):
                 await run_once(jobs, "me", lambda: 1, no, 1, 10)
             with pytest.raises(KeyError, match="made up"):
                 await run_once(jobs, "me", lambda: 11, broken, 1, 10)
-            assert jobs_in(path)[0]["status"] == "leased"
+            assert jobs_in(url)[0]["status"] == "leased"
             with pytest.raises(ValueError, match="jitter"):
                 await run_once(jobs, "me", lambda: 30, no, 2)
-            assert jobs_in(path)[0]["token"] == 2
+            assert jobs_in(url)[0]["token"] == 2
 
     asyncio.run(main())
 
@@ -301,7 +302,7 @@ CALLS: dict[str, Callable[[AsyncJobRepository], Coroutine[Any, Any, object]]] = 
 
 @pytest.mark.parametrize("verb", CALLS)
 @pytest.mark.parametrize("times", [1, 2])
-def test_cancelled_anywhere_nothing_stays_open(verb: str, times: int, path: Path) -> None:
+def test_cancelled_anywhere_nothing_stays_open(verb: str, times: int, url: URL) -> None:
     async def cancelled_after(turns: int, jobs: AsyncJobRepository) -> bool:
         task = asyncio.ensure_future(CALLS[verb](jobs))
         for _ in range(turns):
@@ -314,7 +315,7 @@ def test_cancelled_anywhere_nothing_stays_open(verb: str, times: int, path: Path
         return finished
 
     async def main() -> None:
-        async with opened(path, connect_args={"timeout": 5}) as engine:
+        async with opened(url) as engine:
             jobs = deliveries(engine)
             await jobs.enqueue(EVENT, 0, 1000)
             turns = 0
@@ -326,7 +327,7 @@ def test_cancelled_anywhere_nothing_stays_open(verb: str, times: int, path: Path
                 assert row is not None
                 assert (row["status"], row["token"]) in [("pending", 0), ("leased", 1)]
                 # A COMMIT under way in the driver's thread may still have to come to its end.
-                stays_locked = await asyncio.to_thread(locked, path, patience=5)
+                stays_locked = await asyncio.to_thread(locked, url, 5)
                 assert not stays_locked, f"locked after {turns} turns"
                 turns += 1
             assert turns > 3
@@ -334,7 +335,7 @@ def test_cancelled_anywhere_nothing_stays_open(verb: str, times: int, path: Path
     asyncio.run(main())
 
 
-def test_cancelled_while_it_sends_the_claim_stays(path: Path) -> None:
+def test_cancelled_while_it_sends_the_claim_stays(url: URL) -> None:
     async def main() -> None:
         sending = asyncio.Event()
 
@@ -343,7 +344,7 @@ def test_cancelled_while_it_sends_the_claim_stays(path: Path) -> None:
             await asyncio.Event().wait()
             raise AssertionError("never")
 
-        async with opened(path) as engine:
+        async with opened(url) as engine:
             jobs = deliveries(engine)
             await jobs.enqueue(EVENT, 0, 1000)
             task = asyncio.ensure_future(run_once(jobs, "me", lambda: 1, send, 1))
@@ -351,7 +352,7 @@ def test_cancelled_while_it_sends_the_claim_stays(path: Path) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert jobs_in(path)[0]["status"] == "leased"
+            assert jobs_in(url)[0]["status"] == "leased"
             assert isinstance(engine.pool, QueuePool)
             assert engine.pool.checkedout() == 0
 
