@@ -40,7 +40,7 @@ class Server:
         self._url = url
         self._names = (f"leasestore_{os.getpid()}_{number}" for number in count())
         self._made: list[str] = []
-        self._with_tables: str | None = None
+        self._with_tables: URL | None = None
 
     def empty(self) -> URL:
         """A new database without any table."""
@@ -53,9 +53,13 @@ class Server:
             engine = create_engine(url)
             schema.upgrade(engine)
             engine.dispose()
-            self._with_tables = url.database
-        assert self._with_tables is not None
-        return self._url_of(self._create(self._with_tables))
+            self._with_tables = url
+        return self.like(self._with_tables)
+
+    def like(self, url: URL) -> URL:
+        """A new database with all that this one has, to which nobody may be connected."""
+        assert url.database is not None
+        return self._url_of(self._create(url.database))
 
     def drop_all(self) -> None:
         for name in self._made:

@@ -41,14 +41,18 @@ class Wanted:
 def place(wanted: Wanted) -> tuple[Order, bool]:
     """The order of this key, and whether it is new: then with its stock taken and its delivery
     enqueued. It all belongs to the session's transaction."""
+    # Where rows have the locks, this one lets nobody else order the product meanwhile.
+    named = select(Product).where(Product.sku == wanted.product).with_for_update()
+    product = db.session.scalar(named)
     known = find(wanted.key)
     if known is not None:
         content = wanted.key, known.customer.email, known.product.sku, known.quantity
         if content != astuple(wanted):
             abort(409, f"order {wanted.key!r} exists with another content")
         return known, False
+    if product is None:
+        abort(404, f"no product {wanted.product!r}")
     customer = db.one_or_404(select(Customer).where(Customer.email == wanted.customer))
-    product = db.one_or_404(select(Product).where(Product.sku == wanted.product))
     if product.stock < wanted.quantity:
         abort(409, f"{wanted.product!r} is out of stock: {product.stock} left")
     product.stock -= wanted.quantity

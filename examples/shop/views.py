@@ -40,7 +40,8 @@ def redrive(job_id: str) -> ResponseReturnValue:
         abort(400, "expected a JSON object of note")
     # Immediate: no worker can come between the look at the delivery and its new budget.
     with immediate(db.session):
-        delivery = db.one_or_404(select(Delivery).where(Delivery.id == job_id))
+        named = select(Delivery).where(Delivery.id == job_id).with_for_update()
+        delivery = db.one_or_404(named)
         if delivery.status != "dead":
             abort(409, f"delivery {job_id!r} is {delivery.status}, not dead")
         try:

@@ -109,10 +109,11 @@ async def _state(session: AsyncSession, event: Event) -> EventState:
 
 @app.post("/deliveries/{delivery_id}/redrive")
 async def redrive(delivery_id: Identifier, new: NewRedrive, db: Db) -> DeliveryState:
-    # With the write lock from the first line on, so that the delivery is still dead below.
+    # With the write lock from the first line on, and with the row's where rows have them, so that
+    # the delivery is still dead below.
     async with db.sessions() as session, immediate(session):
         delivery = await session.scalar(
-            select(WebhookDelivery).where(WebhookDelivery.id == delivery_id)
+            select(WebhookDelivery).where(WebhookDelivery.id == delivery_id).with_for_update()
         )
         if delivery is None:
             raise HTTPException(404, f"there is no delivery {delivery_id!r}")

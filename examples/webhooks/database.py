@@ -44,7 +44,8 @@ def url() -> str:
 async def opened() -> AsyncIterator[Database]:
     """The database for as long as the process needs it; its tables are the migrations' business."""
     engine = create_async_engine(url())
-    event.listen(engine.sync_engine, "connect", _check_foreign_keys)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _check_foreign_keys)
     deliveries = AsyncJobRepository(
         engine, job=WebhookDelivery, redrive=WebhookRedrive, limits=Limits(ttl_ms=TTL_MS)
     )

@@ -28,12 +28,14 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from flask import Flask
-from sqlalchemy import create_engine, event, func, select
+from sqlalchemy import URL, NullPool, create_engine, event, func, select
 
 from examples.shop.app import create_app
 from examples.shop.models import Delivery, DeliveryRedrive, db
 from examples.shop.worker import deliver_next
 from leasestore import JobRepository, system_clock
+from tests.embedding.plain import locked
+from tests.postgresql import Server
 
 pytestmark = pytest.mark.crash
 
@@ -123,16 +125,19 @@ class Process:
         self._popen.__exit__(None, None, None)
 
 
+def setting(database: URL) -> dict[str, str]:
+    return {"SHOP_SQLALCHEMY_DATABASE_URI": database.render_as_string(hide_password=False)}
+
+
 class Shop:
     """A shop in a directory of its own. What it starts is ended by the stack."""
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, database: URL, stack: ExitStack) -> None:
         self._directory, self._stack = directory, stack
-        self.database = directory / "shop.db"
-        self._settings = {
-            "PYTHONPATH": str(ROOT),
-            "SHOP_SQLALCHEMY_DATABASE_URI": f"sqlite:///{self.database}",
-        }
+        self.database = database
+        self.outside = create_engine(database, poolclass=NullPool)
+        """The database past the application."""
+        self._settings = {"PYTHONPATH": str(ROOT)} | setting(database)
         self._server: Process | None = None
         self._carrier_url = ""
 
@@ -183,46 +188,92 @@ class Shop:
     def ask_alone(self, method: str, path: str, body: object = None) -> Answer:
         """Ask while nothing else works: the answer leaves no transaction open, not to read even."""
         answer = self.ask(method, path, body)
-        with self.plain(timeout=0) as plain:
-            plain.execute("BEGIN EXCLUSIVE")
+        if self.database.get_backend_name() == "sqlite":
+            with closing(sqlite3.connect(str(self.database.database), timeout=0)) as plain:
+                plain.execute("BEGIN EXCLUSIVE")
+        else:
+            assert not locked(self.database)
         return answer
 
     def order(self, key: str = "web-1") -> Any:
         return self.ask("GET", f"/orders/{key}")[1]
 
     @contextmanager
-    def plain(self, timeout: float = 5) -> Iterator[sqlite3.Connection]:
-        """The database past the application."""
-        with closing(
-            sqlite3.connect(self.database, timeout=timeout, isolation_level=None)
-        ) as plain:
-            plain.row_factory = sqlite3.Row
-            yield plain
+    def held(self) -> Iterator[None]:
+        """The deliveries are in somebody's hands: they can be read, and nothing be finished."""
+        engine = self.outside
+        if engine.dialect.name == "sqlite":
+            engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as somebody:
+            somebody.exec_driver_sql(
+                "BEGIN IMMEDIATE"
+                if engine.dialect.name == "sqlite"
+                else "SELECT * FROM deliveries FOR UPDATE"
+            )
+            yield
+
+    def execute(self, *statements: str) -> None:
+        with self.outside.begin() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        with self.plain() as plain:
-            return [dict(row) for row in plain.execute(f"SELECT * FROM {table}")]
+        with self.outside.connect() as connection:
+            rows = connection.exec_driver_sql(f"SELECT * FROM {table} ORDER BY 1")
+            return [dict(row) for row in rows.mappings()]
 
     def state(self) -> dict[str, list[dict[str, Any]]]:
         return {name: self.rows(name) for name in ("orders", "deliveries", "products")}
 
 
+Made = dict[str, URL]
+DATABASES = ["sqlite", "postgresql"]
+
+on_sqlite = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
+
+
 @pytest.fixture(scope="module")
-def empty_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database of a shop that has sold nothing."""
-    with ExitStack() as stack:
-        shop = Shop(tmp_path_factory.mktemp("empty"), stack)
-        shop.run("alembic", "-c", str(ALEMBIC_INI), "upgrade", "head")
-        shop.run(*FLASK, "seed")
-    return shop.database
+def made() -> Made:
+    """Of each kind the database of a shop that has sold nothing."""
+    return {}
 
 
-@pytest.fixture
-def shop(tmp_path: Path, empty_shop: Path) -> Iterator[Shop]:
+def new_database(kind: str, directory: Path, request: pytest.FixtureRequest) -> URL:
+    if kind == "sqlite":
+        return URL.create("sqlite", database=str(directory / "shop.db"))
+    server: Server = request.getfixturevalue("postgresql")
+    return server.empty()
+
+
+def copied(database: URL, directory: Path, request: pytest.FixtureRequest) -> URL:
+    if database.get_backend_name() == "sqlite":
+        return database.set(database=str(shutil.copy(str(database.database), directory)))
+    server: Server = request.getfixturevalue("postgresql")
+    return server.like(database)
+
+
+@pytest.fixture(params=DATABASES)
+def shop(
+    request: pytest.FixtureRequest,
+    made: Made,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Shop]:
     with ExitStack() as stack:
-        shop = Shop(tmp_path, stack)
-        shutil.copy(empty_shop, shop.database)
-        yield shop
+        if request.param not in made:
+            directory = tmp_path_factory.mktemp("empty")
+            empty = Shop(directory, new_database(request.param, directory, request), stack)
+            empty.run("alembic", "-c", str(ALEMBIC_INI), "upgrade", "head")
+            empty.run(*FLASK, "seed")
+            made[request.param] = empty.database
+        yield Shop(tmp_path, copied(made[request.param], tmp_path, request), stack)
+
+
+@pytest.fixture(params=DATABASES)
+def shop_to_be(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """One without any table."""
+    with ExitStack() as stack:
+        yield Shop(tmp_path, new_database(request.param, tmp_path, request), stack)
 
 
 def test_an_order_is_placed_and_delivered(shop: Shop) -> None:
@@ -353,11 +404,11 @@ def test_an_error_after_the_enqueue_leaves_no_job(shop: Shop) -> None:
     assert shop.state() == before
 
 
+@on_sqlite
 def test_a_busy_database_is_said_to_be_busy(shop: Shop) -> None:
     shop.open(SHOP_SQLALCHEMY_ENGINE_OPTIONS='{"connect_args": {"timeout": 0.1}}')
     before = shop.state()
-    with shop.plain() as somebody:
-        somebody.execute("BEGIN IMMEDIATE")
+    with shop.held():
         status, answer = shop.ask("POST", "/orders", ORDER)
         assert (status, "locked" in answer["error"]) == (503, True), answer
     assert shop.state() == before
@@ -370,9 +421,8 @@ def test_a_worker_killed_after_the_carriers_answer_is_replaced(shop: Shop) -> No
     first = shop.worker(**SHORT_LEASE)
     assert shop.ask("POST", "/orders", ORDER)[0] == 201
     carrier.wait_for("holding order-1")
-    with shop.plain() as somebody:
-        # With the lock in our hands the answer can reach the worker, and its finish cannot be.
-        somebody.execute("BEGIN IMMEDIATE")
+    with shop.held():
+        # The answer can reach the worker, and its finish cannot be.
         carrier.enter()
         carrier.wait_for("answered order-1")
         first.send(signal.SIGKILL)
@@ -399,7 +449,7 @@ def test_a_stale_finish_changes_neither_order_nor_job(shop: Shop) -> None:
     assert shop.ask("POST", "/orders", ORDER)[0] == 201
     carrier.wait_for("holding order-1")
     worker.send(signal.SIGSTOP)
-    engine = create_engine(f"sqlite:///{shop.database}")
+    engine = create_engine(shop.database)
     jobs = JobRepository(engine, job=Delivery, redrive=DeliveryRedrive)
     with ExitStack() as stack:
         stack.callback(engine.dispose)
@@ -422,8 +472,7 @@ def test_a_stale_finish_changes_neither_order_nor_job(shop: Shop) -> None:
 
 
 def test_a_failing_delivery_is_tried_again_and_redriven(shop: Shop) -> None:
-    with shop.plain() as plain:
-        plain.execute("UPDATE customers SET address = 'unknown'")
+    shop.execute("UPDATE customers SET address = 'unknown'")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     shop.open()
@@ -440,8 +489,7 @@ def test_a_failing_delivery_is_tried_again_and_redriven(shop: Shop) -> None:
     for note in ("no identifier", "", 1, None):
         assert shop.ask("POST", path, {"note": note})[0] == 400, note
     assert shop.order() == order
-    with shop.plain() as plain:
-        plain.execute("UPDATE customers SET address = '1 New Street'")
+    shop.execute("UPDATE customers SET address = '1 New Street'")
     status, delivery = shop.ask("POST", path, {"note": "address-mended"})
     assert (status, delivery["status"], delivery["attempts"]) == (200, "pending", 0)
     worker.wait_for("order-1 delivered, C-1")
@@ -453,21 +501,22 @@ def test_a_failing_delivery_is_tried_again_and_redriven(shop: Shop) -> None:
     assert shop.ask("POST", path, {"note": "again"})[0] == 409
 
 
-SHOP_BEFORE = """
-INSERT INTO customers VALUES (7, 'ada@example.org', '12 St James''s Square');
-INSERT INTO products VALUES (3, 'tea', 10);
-INSERT INTO orders VALUES (1, 'old-1', 7, 3, 5, 'delivered', 1700000000000);
-INSERT INTO orders VALUES (2, 'old-2', 7, 3, 1, 'placed', NULL);
-"""
+ORDERS = "INSERT INTO orders (key, customer_id, product_id, quantity, status, delivered_at_ms)"
+SHOP_BEFORE = (
+    "INSERT INTO customers VALUES (7, 'ada@example.org', '12 St James''s Square')",
+    "INSERT INTO products VALUES (3, 'tea', 10)",
+    f"{ORDERS} VALUES ('old-1', 7, 3, 5, 'delivered', 1700000000000)",
+    f"{ORDERS} VALUES ('old-2', 7, 3, 1, 'placed', NULL)",
+)
 
 
-def test_a_shop_from_before_is_upgraded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOP_SQLALCHEMY_DATABASE_URI", f"sqlite:///{shop.database}")
+def test_a_shop_from_before_is_upgraded(shop_to_be: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = shop_to_be
+    for name, value in setting(shop.database).items():
+        monkeypatch.setenv(name, value)
     config, tables = Config(ALEMBIC_INI), ("customers", "products", "orders")
-    shop.database.unlink()
     command.upgrade(config, "0001")
-    with shop.plain() as plain:
-        plain.executescript(SHOP_BEFORE)
+    shop.execute(*SHOP_BEFORE)
     before = [shop.rows(table) for table in tables]
     shop.open()
     status, answer = shop.ask_alone("GET", "/health")
@@ -486,8 +535,9 @@ def test_a_shop_from_before_is_upgraded(shop: Shop, monkeypatch: pytest.MonkeyPa
     runs = [shop.start("-m", *FLASK, "enqueue-open-orders") for _ in range(2)]
     said = [run.wait_for(r"(\d) deliveries enqueued")[1] for run in runs]
     assert sorted(said) == ["0", "1"]
-    assert shop.ask("POST", "/orders", ORDER)[0] == 201
-    for job_id, key in ("order-2", "old-2"), ("order-3", "web-1"):
+    status, placed = shop.ask("POST", "/orders", ORDER)
+    assert status == 201
+    for job_id, key in ("order-2", "old-2"), (placed["delivery"]["id"], "web-1"):
         worker.wait_for(f"{job_id} delivered")
         assert shop.order(key)["delivery"]["id"] == job_id
     assert shop.rows("orders")[0] == before[2][0]
@@ -509,6 +559,7 @@ def use_all_with_loggers_of_ones_own() -> None:
     own.info("as before")
 
 
+@on_sqlite
 def test_the_applications_loggers_are_its_own(shop: Shop) -> None:
     name = use_all_with_loggers_of_ones_own.__name__
     program = shop.start("-c", f"import {__name__} as t; t.{name}()")
