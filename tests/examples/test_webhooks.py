@@ -13,16 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from alembic.config import main as alembic_command
+from sqlalchemy import URL
 
 import examples
 from examples.webhooks.app import app
+from tests.conformance.postgresql import beside
+from tests.embedding.plain import locked
+from tests.postgresql import Server
 
 pytestmark = pytest.mark.crash
 
@@ -36,51 +41,86 @@ NOWHERE = "http://127.0.0.1:1/"
 # --- Processes and databases
 
 
-def databases(directory: Path) -> dict[str, str]:
-    """Where the product and the receiver keep their rows, as they are told."""
-    return {
-        "WEBHOOKS_DATABASE": f"sqlite+aiosqlite:///{directory / 'webhooks.db'}",
-        "RECEIVER_DATABASE": f"sqlite+aiosqlite:///{directory / 'receiver.db'}",
-    }
+@dataclass(frozen=True)
+class Place:
+    """A directory, and where the product has its rows; the receiver has its own there."""
+
+    directory: Path
+    database: URL
+
+    @property
+    def inbox(self) -> URL:
+        return on_sqlite(self.directory / "receiver.db")
+
+    def settings(self) -> dict[str, str]:
+        """As the processes are told."""
+        return {
+            "WEBHOOKS_DATABASE": self.database.render_as_string(hide_password=False),
+            "RECEIVER_DATABASE": self.inbox.render_as_string(),
+        }
+
+    def alembic(self, *arguments: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WEBHOOKS_DATABASE", self.settings()["WEBHOOKS_DATABASE"])
+            alembic_command(["-c", str(ROOT / "examples/webhooks/alembic.ini"), *arguments])
 
 
-def alembic(directory: Path, *arguments: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WEBHOOKS_DATABASE", databases(directory)["WEBHOOKS_DATABASE"])
-        alembic_command(["-c", str(ROOT / "examples/webhooks/alembic.ini"), *arguments])
+DATABASES = ["sqlite", "asyncpg"]
+
+only_on_sqlite = pytest.mark.parametrize("running", ["sqlite"], indirect=True, scope="module")
 
 
-def query(database: Path, statement: str, *values: object) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(database)) as plain, plain:
-        return plain.execute(statement, values).fetchall()
+def on_sqlite(file: Path) -> URL:
+    return URL.create("sqlite+aiosqlite", database=str(file))
 
 
-def counted(database: Path) -> tuple[int, int]:
+def new_place(kind: str, directory: Path, request: pytest.FixtureRequest) -> Place:
+    if kind == "sqlite":
+        return Place(directory, on_sqlite(directory / "webhooks.db"))
+    server: Server = request.getfixturevalue("postgresql")
+    return Place(directory, server.empty().set(drivername=f"postgresql+{kind}"))
+
+
+def query(database: URL, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    if database.get_backend_name() == "sqlite":
+        with closing(sqlite3.connect(str(database.database))) as plain, plain:
+            return plain.execute(statement, values).fetchall()
+    with beside(database) as session:
+        answer = session.execute(statement.replace("?", "%s").encode(), values)
+        return answer.fetchall() if answer.description else []
+
+
+def counted(database: URL) -> tuple[int, int]:
     """How many events and deliveries there are."""
     ((events,),) = query(database, "SELECT count(*) FROM events")
     ((deliveries,),) = query(database, "SELECT count(*) FROM webhook_deliveries")
     return events, deliveries
 
 
-def assert_unlocked(database: Path, wait_s: float = 0) -> None:
-    """Nobody has a transaction open: not even to read, which would keep others from COMMIT."""
-    with closing(sqlite3.connect(database, timeout=wait_s, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        other.execute("ROLLBACK")
+def unlocked(database: URL, wait_s: float = 0) -> bool:
+    """Whether nobody has a transaction open: on SQLite not even to read, which would keep others
+    from COMMIT."""
+    if database.get_backend_name() != "sqlite":
+        return not locked(database, wait_s)
+    file = str(database.database)
+    with closing(sqlite3.connect(file, timeout=wait_s, isolation_level=None)) as other:
+        try:
+            other.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
+            return False
+        return True
 
 
 class Child:
     """A process, and the lines that it has written so far."""
 
-    def __init__(
-        self, directory: Path, module: str, *arguments: str, fd: int | None = None
-    ) -> None:
+    def __init__(self, place: Place, module: str, *arguments: str, fd: int | None = None) -> None:
         # No proxy may stand between the processes and loopback.
         kept = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         told = {"PYTHONPATH": str(ROOT), "WEBHOOKS_LEASE_MS": str(LEASE_MS)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            env=kept | told | databases(directory),
+            env=kept | told | place.settings(),
             pass_fds=() if fd is None else (fd,),
             bufsize=0,
             stdout=subprocess.PIPE,
@@ -100,19 +140,17 @@ class Child:
                 pytest.fail(f"expected {words!r} within {WAIT_S} s, heard:\n{''.join(self.lines)}")
             self.lines.append(line)
 
-    def suspend(self, database: Path) -> None:
+    def suspend(self, database: URL) -> None:
         """Stop it where it has no transaction open; when it looks for work it has, for a moment."""
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
             self.process.send_signal(signal.SIGSTOP)
             os.waitpid(self.process.pid, os.WUNTRACED)
-            with suppress(sqlite3.OperationalError):
-                assert_unlocked(database)
+            if unlocked(database):
                 return
             self.process.send_signal(signal.SIGCONT)
             # Until it has come out of the transaction, so that it is stopped somewhere else.
-            with suppress(sqlite3.OperationalError):
-                assert_unlocked(database, wait_s=1)
+            unlocked(database, wait_s=1)
         pytest.fail("it has a transaction open all the time")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -127,13 +165,13 @@ class Child:
 
 
 class House:
-    """A directory with databases, and the processes that work on them."""
+    """A place, and the processes that work there."""
 
-    def __init__(self, path: Path, stack: ExitStack) -> None:
-        self.path, self.database, self._stack = path, path / "webhooks.db", stack
+    def __init__(self, place: Place, stack: ExitStack) -> None:
+        self.place, self.database, self._stack = place, place.database, stack
 
     def sender(self) -> Child:
-        return self._kept(Child(self.path, "examples.webhooks.sender"))
+        return self._kept(Child(self.place, "examples.webhooks.sender"))
 
     def serve(self, application: str) -> tuple[Child, httpx.Client]:
         """A server, and a client for it. The socket listens from the start, so that a request
@@ -141,7 +179,7 @@ class House:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             fd, port = listener.fileno(), listener.getsockname()[1]
             arguments = (application, "--fd", str(fd), "--log-level", "warning")
-            child = self._kept(Child(self.path, "uvicorn", *arguments, fd=fd))
+            child = self._kept(Child(self.place, "uvicorn", *arguments, fd=fd))
         url = f"http://127.0.0.1:{port}"
         client = httpx.Client(base_url=url, timeout=WAIT_S, trust_env=False)
         return child, self._stack.enter_context(client)
@@ -168,7 +206,7 @@ class Servers:
     """The web application, and a receiver that can be in trouble."""
 
     def __init__(self, house: House) -> None:
-        self.database = house.database
+        self.place, self.database = house.place, house.database
         _, self.product = house.serve("examples.webhooks.app:app")
         self.troubled, self.receiver = house.serve("tests.examples.troubled_receiver:app")
 
@@ -191,12 +229,14 @@ class Servers:
         return found(self.receiver.get(f"/webhooks/{delivery_id}"))
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+@pytest.fixture(scope="module", params=DATABASES)
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Servers]:
     with ExitStack() as stack:
-        house = House(tmp_path_factory.mktemp("running"), stack)
-        alembic(house.path, "upgrade", "head")
-        yield Servers(house)
+        place = new_place(request.param, tmp_path_factory.mktemp("running"), request)
+        place.alembic("upgrade", "head")
+        yield Servers(House(place, stack))
 
 
 @pytest.fixture
@@ -207,18 +247,18 @@ def servers(running: Servers) -> Servers:
     return running
 
 
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    """A directory of the test's own."""
+@pytest.fixture(params=DATABASES)
+def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    """A place of the test's own."""
     with ExitStack() as stack:
-        yield House(tmp_path, stack)
+        yield House(new_place(request.param, tmp_path, request), stack)
 
 
 @pytest.fixture
 def couriers(servers: Servers) -> Iterator[House]:
     """Where senders start, to end with the test."""
     with ExitStack() as stack:
-        yield House(servers.database.parent, stack)
+        yield House(servers.place, stack)
 
 
 # --- Deliveries
@@ -237,9 +277,7 @@ def test_an_event_is_delivered_once_to_each_subscriber(servers: Servers, courier
         assert servers.delivery(delivery)["status"] == "done"
         assert servers.seen(delivery) == {"token": 1, "effects": 1}
         notices = "SELECT kind, body FROM notices WHERE webhook_id = ?"
-        assert query(couriers.path / "receiver.db", notices, delivery) == [
-            ("order.paid", '{"order": 17}')
-        ]
+        assert query(couriers.place.inbox, notices, delivery) == [("order.paid", '{"order": 17}')]
     assert sender.stop() == 0
 
 
@@ -334,6 +372,7 @@ def test_a_bad_request_is_told_what_is_wrong(servers: Servers) -> None:
     assert servers.product.get("/events/other").status_code == 404
 
 
+@only_on_sqlite
 def test_a_request_that_fails_after_an_enqueue_leaves_nothing(servers: Servers) -> None:
     servers.subscribe("accounts")
     servers.subscribe("stores")
@@ -352,8 +391,11 @@ def test_a_request_that_fails_after_an_enqueue_leaves_nothing(servers: Servers) 
     assert counted(servers.database) == (0, 0)
 
 
+ITS_EVENTS = "SELECT id, kind, CAST(body AS TEXT) FROM events"
+
+
 def test_the_product_is_upgraded_with_its_rows(house: House) -> None:
-    alembic(house.path, "upgrade", "0001")
+    house.place.alembic("upgrade", "0001")
     query(house.database, "INSERT INTO events VALUES ('e1', 'order.paid', '{\"order\": 1}')")
     query(house.database, "INSERT INTO subscriptions VALUES (7, 'accounts', ?)", NOWHERE)
     _, product = house.serve("examples.webhooks.app:app")
@@ -361,10 +403,10 @@ def test_the_product_is_upgraded_with_its_rows(house: House) -> None:
     assert early.status_code == 503
     assert "the database lacks webhook_deliveries, webhook_redrives" in early.text
 
-    alembic(house.path, "upgrade", "head")
-    alembic(house.path, "check")
+    house.place.alembic("upgrade", "head")
+    house.place.alembic("check")
 
-    assert query(house.database, "SELECT * FROM events") == [("e1", "order.paid", '{"order": 1}')]
+    assert query(house.database, ITS_EVENTS) == [("e1", "order.paid", '{"order": 1}')]
     assert query(house.database, "SELECT * FROM subscriptions") == [(7, "accounts", NOWHERE)]
     assert found(product.get("/health")) == {"status": "ok"}
     assert found(product.get("/events/e1"))["deliveries"] == []
@@ -373,8 +415,10 @@ def test_the_product_is_upgraded_with_its_rows(house: House) -> None:
     house.sender().hear(f"{delivery['id']} token 1: no answer: ConnectError, pending")
 
 
+@only_on_sqlite
 def test_a_client_that_goes_away_holds_nobody_up(servers: Servers) -> None:
-    with closing(sqlite3.connect(servers.database, isolation_level=None)) as other:
+    file = str(servers.database.database)
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         # Its request waits for the lock, for longer than the client does.
         with pytest.raises(httpx.ReadTimeout):
@@ -383,44 +427,45 @@ def test_a_client_that_goes_away_holds_nobody_up(servers: Servers) -> None:
 
     servers.publish()
 
-    assert_unlocked(servers.database, WAIT_S)
+    assert unlocked(servers.database, WAIT_S)
 
 
 # --- In this process, where a request can be cancelled at a chosen point
 
 
 @pytest.fixture
-def own_database(house: House, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> URL:
     """A migrated database for the application in this process, which waits shortly for locks."""
-    alembic(house.path, "upgrade", "head")
-    url = databases(house.path)["WEBHOOKS_DATABASE"]
+    place = Place(tmp_path, on_sqlite(tmp_path / "webhooks.db"))
+    place.alembic("upgrade", "head")
+    url = place.settings()["WEBHOOKS_DATABASE"]
     monkeypatch.setenv("WEBHOOKS_DATABASE", f"{url}?timeout=0.1")
-    return house.database
+    return place.database
 
 
 def client_within() -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://product")
 
 
-def test_a_busy_database_is_said_to_be_busy(own_database: Path) -> None:
+def test_a_busy_database_is_said_to_be_busy(own_database: URL) -> None:
     async def publish() -> httpx.Response:
         async with app.router.lifespan_context(app), client_within() as client:
             return await client.post("/events", json=EVENT)
 
-    with closing(sqlite3.connect(own_database, isolation_level=None)) as other:
+    with closing(sqlite3.connect(str(own_database.database), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         busy = asyncio.run(publish())
 
     assert (busy.status_code, busy.headers["Retry-After"]) == (503, "1"), busy.text
 
 
-def test_a_request_cancelled_anywhere_leaves_no_transaction_open(own_database: Path) -> None:
+def test_a_request_cancelled_anywhere_leaves_no_transaction_open(own_database: URL) -> None:
     cancelled = asyncio.run(cancel_at_every_answer(own_database))
 
     assert cancelled > 10, "a publication takes more answers of the database than that"
 
 
-async def cancel_at_every_answer(database: Path) -> int:
+async def cancel_at_every_answer(database: URL) -> int:
     """Publish, cancelled when the first, the second, ... answer of the database arrives, until
     it gets through; how often it was cancelled."""
     async with app.router.lifespan_context(app), client_within() as client:
@@ -428,7 +473,7 @@ async def cancel_at_every_answer(database: Path) -> int:
             created(await client.post("/subscriptions", json={"name": name, "url": NOWHERE}))
         cancelled = 0
         while await cancelled_at(cancelled + 1, client):
-            assert_unlocked(database)
+            assert unlocked(database)
             events, deliveries = counted(database)
             assert deliveries == 2 * events, cancelled
             assert app.state.database.engine.pool.checkedout() == 0
