@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from leasestore import Job, JobRepository, database_clock, run_once
+from leasestore import Job, JobRepository, database_clock, run_once, system_clock
 from leasestore.aio import AsyncJobRepository
 from tests.postgresql import Server
 from tests.support import make_file
@@ -58,16 +58,47 @@ def test_every_verb_reads_it_through_the_connection_that_it_has(engine: Engine) 
         assert session.get(Job, 3) is not None
 
 
+HOUR_NS = 3_600_000_000_000
+
+
+@pytest.mark.parametrize("ahead_ns", [-HOUR_NS, 0, HOUR_NS])
 def test_a_host_an_hour_off_gets_the_same_results(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    postgresql: Server, monkeypatch: pytest.MonkeyPatch, ahead_ns: int
 ) -> None:
+    engine = create_engine(postgresql.fresh())
     jobs, clock = JobRepository(engine), database_clock(engine)
-    if engine.dialect.name == "postgresql":
-        now = time.time_ns()
-        monkeypatch.setattr(time, "time_ns", lambda: now + 3_600_000_000_000)
+    right = time.time_ns
+    before_ms = right() // 1_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: right() + ahead_ns)
+    monkeypatch.setattr(time, "time", lambda: (right() + ahead_ns) / 1e9)
+    assert abs(system_clock() - before_ms - ahead_ns // 1_000_000) < 60_000
     jobs.enqueue({"id": "a", "qty": 1}, clock, 60_000)
-    assert jobs.claim("me", clock, 60_000) is not None
-    assert jobs.claim("other", clock) is None, "a live lease was taken"
+    jobs.enqueue({"id": "later", "qty": 1}, clock, 60_000, delay_ms=59_999)
+    ticket = jobs.claim("me", clock, 50_000)
+    assert ticket is not None
+    assert before_ms + 50_000 <= ticket["lease_until"] <= right() // 1_000_000 + 50_001
+    assert jobs.claim("other", clock) is None, "a live lease was taken, or a job before its time"
+    assert jobs.stuck(clock) == []
+    assert jobs.recover(clock) == {"recovered": 0, "deadline": 0, "exhausted": 0}
+    renewed = jobs.renew(ticket, clock, 55_000)
+    assert renewed is not None
+    assert jobs.finish(renewed, "retry", clock, 40_000) == "pending"
+    assert jobs.claim("me", clock, job_id="a") is None, "a retry came before its time"
+    jobs.enqueue({"id": "b", "qty": 1}, clock, 60_000)
+    assert run_once(jobs, "me", clock, lambda _: True, 1, 60_000) == {
+        "id": "b",
+        "token": 1,
+        "status": "done",
+    }
+    engine.dispose()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/St_Johns"])
+def test_the_sessions_time_zone_has_no_part_in_it(postgresql: Server, zone: str) -> None:
+    settings = {"options": f"-c timezone={zone}"}
+    engine = create_engine(postgresql.fresh(), connect_args=settings)
+    assert abs(database_clock(engine)() - system_clock()) < 60_000
+    engine.dispose()
 
 
 def test_it_moves_on_within_a_transaction(engine: Engine) -> None:
@@ -83,6 +114,20 @@ def test_it_moves_on_within_a_transaction(engine: Engine) -> None:
     assert early is not None
     assert late is not None
     assert early["available_at"] <= first < late["available_at"]
+
+
+def test_a_lease_counts_from_the_claim_and_not_from_the_transaction(postgresql: Server) -> None:
+    engine = create_engine(postgresql.fresh())
+    jobs, clock = JobRepository(engine), database_clock(engine)
+    jobs.enqueue({"id": "a", "qty": 1}, clock, 60_000)
+    with Session(engine) as session, session.begin():
+        # The transaction is older than the lease is long.
+        began = "SELECT CAST(extract(epoch FROM now()) * 1000 AS bigint) FROM pg_sleep(0.05)"
+        began_ms: int = session.execute(text(began)).scalar_one()
+        ticket = jobs.within(session).claim("me", clock, 40)
+        assert ticket is not None
+        assert ticket["lease_until"] >= began_ms + 50 + 40 - 1
+    engine.dispose()
 
 
 def test_an_asynchronous_verb_reads_it_too(postgresql: Server) -> None:

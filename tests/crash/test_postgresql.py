@@ -673,7 +673,10 @@ def test_of_a_job_enqueued_by_eight_at_once_there_is_one_and_nothing_fails(
     assert "ERROR" not in server.log()[said_before:]
 
 
-def test_repeated_enqueues_burn_no_number(engine: Engine, database: str) -> None:
+def test_repeated_enqueues_burn_no_number_and_are_no_errors(
+    server: OwnServer, engine: Engine, database: str
+) -> None:
+    said_before = len(server.log())
     pooled = create_engine(database)
     jobs = JobRepository(pooled)
     first: Event = {"id": "job-1", "qty": 1}
@@ -689,6 +692,7 @@ def test_repeated_enqueues_burn_no_number(engine: Engine, database: str) -> None
 
     one, two = rows(engine)
     assert two["seq"] == one["seq"] + 1
+    assert "ERROR" not in server.log()[said_before:]
 
 
 def test_of_two_redrives_at_once_one_wins(crew: Crew, engine: Engine, database: str) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Delete, Engine, Insert, Update, create_engine, event, select, text
-from sqlalchemy.exc import IntegrityError, InvalidRequestError
+from sqlalchemy import URL, Delete, Engine, Insert, Update, create_engine, event, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from leasestore import (
@@ -239,6 +239,33 @@ def test_a_duplicate_keeps_the_other_work(engine: Engine) -> None:
         session.add(Order(id=2))
     assert orders(engine) == [(1, "placed"), (2, "placed")]
     assert [job["available_at"] for job in jobs_in(engine)] == [0]
+
+
+def test_jobs_of_one_transaction_are_claimed_in_its_order(either_engine: Engine) -> None:
+    jobs = deliveries(either_engine)
+    names = [f"order-{number * 37 % 100}" for number in range(100)]
+    with Session(either_engine) as session, session.begin():
+        for name in names:
+            jobs.within(session).enqueue({"id": name, "qty": 1}, 0, 1000)
+    claimed = [jobs.claim("me", 0) for _ in names]
+    assert [ticket and ticket["id"] for ticket in claimed] == names
+
+
+def test_a_transaction_that_may_only_read_is_told_by_the_database(
+    application_url: URL,
+) -> None:
+    engine = create_engine(application_url)
+    reader = engine.execution_options(postgresql_readonly=True)
+    jobs = deliveries(engine)
+    jobs.enqueue(EVENT, 0, 1000)
+    with Session(reader) as session:
+        assert jobs.within(session).get("order-1") is not None
+        with pytest.raises(DBAPIError, match="read-only transaction"):
+            jobs.within(session).claim("me", 0)
+    with pytest.raises(DBAPIError, match="read-only transaction"):
+        deliveries(reader).claim("me", 0)
+    assert jobs.claim("me", 0) is not None
+    engine.dispose()
 
 
 def test_the_hosts_pending_rows_are_flushed_and_their_errors_are_its_own(engine: Engine) -> None:
