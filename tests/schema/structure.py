@@ -1,4 +1,4 @@
-"""What a SQLite table is, apart from the spelling and the names of its constraints."""
+"""What a table is, apart from the spelling and the names of its constraints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import Engine, inspect
 
 Structure = dict[str, Any]
 
@@ -25,6 +27,24 @@ def indexes_of_file(path: Path) -> dict[str, str]:
             "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql <> ''"
         )
         return dict(made.fetchall())
+
+
+def of_engine(engine: Engine, tables: Iterable[str]) -> dict[str, Structure]:
+    """The same by what SQLAlchemy reflects, which on PostgreSQL is all that matters here."""
+    inspector = inspect(engine)
+    return {
+        table: {
+            "columns": [
+                (column["name"], str(column["type"]), column["nullable"], bool(column["default"]))
+                for column in inspector.get_columns(table)
+            ],
+            "key": inspector.get_pk_constraint(table)["constrained_columns"],
+            "unique": [rule["column_names"] for rule in inspector.get_unique_constraints(table)],
+            "indexes": sorted(map(str, inspector.get_indexes(table))),
+            "checks": [rule["sqltext"] for rule in inspector.get_check_constraints(table)],
+        }
+        for table in tables
+    }
 
 
 def _table(plain: sqlite3.Connection, table: str) -> Structure:

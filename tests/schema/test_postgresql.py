@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from leasestore import JobRepository, SchemaError, schema
 from leasestore.models import Base
 from tests.postgresql import Server
+from tests.schema.structure import of_engine
 
 TABLES = ("jobs", "redrives")
 
@@ -23,23 +24,6 @@ def engine(each_postgresql: Server) -> Iterator[Engine]:
     engine = create_engine(each_postgresql.empty())
     yield engine
     engine.dispose()
-
-
-def structure(engine: Engine) -> dict[str, Any]:
-    inspector = inspect(engine)
-    return {
-        table: {
-            "columns": [
-                (column["name"], str(column["type"]), column["nullable"], bool(column["default"]))
-                for column in inspector.get_columns(table)
-            ],
-            "key": inspector.get_pk_constraint(table)["constrained_columns"],
-            "unique": [rule["column_names"] for rule in inspector.get_unique_constraints(table)],
-            "indexes": sorted(map(str, inspector.get_indexes(table))),
-            "checks": [rule["sqltext"] for rule in inspector.get_check_constraints(table)],
-        }
-        for table in TABLES
-    }
 
 
 def by_script(engine: Engine) -> None:
@@ -60,7 +44,7 @@ def test_upgraded_is_what_the_models_and_the_script_make(
     schema.upgrade(engine)
     other = create_engine(each_postgresql.empty())
     MADE[made](other)
-    assert structure(other) == structure(engine)
+    assert of_engine(other, TABLES) == of_engine(engine, TABLES)
     assert schema.position(other) == ("current" if made == "script" else "unversioned")
     schema.upgrade(other)
     assert schema.position(other) == "current"
@@ -69,7 +53,7 @@ def test_upgraded_is_what_the_models_and_the_script_make(
 
 def test_times_and_tokens_have_64_bits(engine: Engine) -> None:
     schema.upgrade(engine)
-    kinds = {name: kind for name, kind, *_ in structure(engine)["jobs"]["columns"]}
+    kinds = {name: kind for name, kind, *_ in of_engine(engine, TABLES)["jobs"]["columns"]}
     for name in ("seq", "token", "available_at", "deadline", "lease_until"):
         assert kinds[name] == "BIGINT", name
 
@@ -84,6 +68,18 @@ def test_the_position_goes_up_and_down(engine: Engine) -> None:
     assert schema.position(engine) == "current"
     schema.downgrade(engine)
     assert schema.position(engine) == "absent"
+
+
+def test_a_newer_release_is_ahead_and_still_works(engine: Engine) -> None:
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {schema.VERSION_TABLE} SET version_num = 'ls9999'"))
+    schema.upgrade(engine)
+    assert schema.position(engine) == "ahead"
+    schema.check(engine)
+    with pytest.raises(SchemaError, match="newer"):
+        schema.downgrade(engine)
+    assert JobRepository(engine).enqueue({"id": "a", "qty": 1}, 0, 1000)
 
 
 def test_the_callers_rollback_undoes_it(engine: Engine) -> None:
