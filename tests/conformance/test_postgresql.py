@@ -430,7 +430,9 @@ def test_in_an_asynchronous_transaction_too(broken_url: URL) -> None:
 # A session that ends
 
 
-@each_driver
+@pytest.mark.parametrize(
+    "postgresql_store", [*DRIVERS, "psycopg-within", "psycopg-connection"], indirect=True
+)
 def test_a_session_that_the_server_ended_is_reported_and_the_next_call_works(
     postgresql_store: PostgreSQLStore,
 ) -> None:

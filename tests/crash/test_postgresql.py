@@ -790,6 +790,24 @@ def test_a_recover_leaves_to_another_what_that_one_has_in_hand(
     assert impatient.recover(1000) == nothing
 
 
+def test_a_recover_that_is_killed_keeps_nobody_out(
+    crew: Crew, engine: Engine, database: str, jobs: JobRepository
+) -> None:
+    everything = {"recovered": 100, "deadline": 100, "exhausted": 100}
+    insert_ended(engine, 100)
+    before = tables(engine)
+    for _ in range(3):
+        with crew.hired(1) as hired:
+            (victim,) = hired
+            set_to_work(victim, "enlist", database)
+            assert call(victim, "recover", now_ms=1000) == everything
+            victim.kill()
+            hired.remove(victim)
+        until(lambda: backends(engine) == 0)
+        assert tables(engine) == before
+    assert jobs.recover(1000) == everything
+
+
 # Killed at a point
 
 

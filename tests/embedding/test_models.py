@@ -25,9 +25,10 @@ from sqlalchemy import (
     func,
     insert,
     inspect,
+    select,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column
 from sqlalchemy.schema import CreateSchema
 
 import leasestore.autogenerate  # noqa: F401  # as an application's env.py has it
@@ -253,6 +254,46 @@ def test_a_schema_name_reaches_every_statement(
         jobs.claim("me", 6)
     schema = "per_tenant" if translated else "work"
     assert caught.value.missing == (f"{schema}.tasks", f"{schema}.task_redrives")
+
+
+def named(table: str) -> tuple[type[DeclarativeBase], Any, Any]:
+    class Base(DeclarativeBase):
+        pass
+
+    class Task(JobMixin, Base):
+        __tablename__ = table
+        order: Mapped[str | None] = mapped_column("Order", String(20))
+
+    class TaskRedrive(RedriveMixin, Base):
+        __tablename__ = f"{table} again"
+
+    return Base, Task, TaskRedrive
+
+
+def test_names_that_need_quoting_serve_beside_each_other(engine: Engine) -> None:
+    queues = []
+    for name in ("order", "Jobs q", "mail-2.out", "it's", 'say "go"'):
+        base, task, redrive = named(name)
+        base.metadata.create_all(engine)
+        base.metadata.drop_all(engine)
+        base.metadata.create_all(engine)
+        queues.append(JobRepository(engine, job=task, redrive=redrive))
+    for jobs in queues:
+        assert jobs.claim("me", 0) is None
+        assert jobs.enqueue({"id": "a", "qty": 1}, 0, 1000, values={"order": "first"})
+        assert jobs.enqueue({"id": "a", "qty": 1}, 0, 1000) is False
+        ticket = jobs.claim("me", 0)
+        assert ticket is not None
+        assert jobs.renew(ticket, 0) == ticket
+        assert jobs.finish(ticket, "permanent", 1, values={"order": "last"}) == "dead"
+        assert jobs.redrive("a", 2, 1000, "again")
+        assert jobs.recover(2) == {"recovered": 0, "deadline": 0, "exhausted": 0}
+        with Session(engine) as session, session.begin():
+            assert jobs.within(session).claim("me", 3) is not None
+    with engine.connect() as connection:
+        for jobs in queues:
+            (found,) = connection.execute(select(jobs._queue.own["order"])).scalars()
+            assert found == "last"
 
 
 class MakesTables:
