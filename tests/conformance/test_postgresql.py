@@ -386,7 +386,7 @@ def test_an_absent_column_is_named(postgresql: Server) -> None:
         assert caught.value.missing == ("jobs.reason",)
     with (
         POSTGRESQL["psycopg-within"](url) as store,
-        pytest.raises(SchemaError, match=r'column "reason" of relation "jobs" does not exist'),
+        pytest.raises(SchemaError, match=r"column \S*reason\b.* does not exist"),
     ):
         store.repository.claim("me", NOW)
 

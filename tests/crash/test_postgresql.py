@@ -303,6 +303,7 @@ def labour(
         return shift.run()
 
 
+@pytest.mark.timeout(400)
 def test_nothing_is_lost_or_claimed_twice_by_eight_of_whom_some_are_killed_or_cut_off(
     crew: Crew, engine: Engine, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.crash
 
 ROOT = Path(examples.__file__).parent.parent
 LEASE_MS = 1500
-WAIT_S = 10.0
+WAIT_S = 30.0
 EVENT = {"kind": "order.paid", "body": {"order": 17}}
 NOWHERE = "http://127.0.0.1:1/"
 

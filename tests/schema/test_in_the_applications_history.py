@@ -64,11 +64,11 @@ from alembic import op
 from leasestore import schema
 revision, down_revision = "app2", "app1"
 def upgrade():
-    schema.upgrade_inline(op, "ls0001")
+    schema.upgrade_inline(op, "ls0002")
     op.execute("CREATE TABLE after_it (id INTEGER)")
 def downgrade():
     op.execute("DROP TABLE after_it")
-    schema.downgrade_inline(op, since="ls0001")
+    schema.downgrade_inline(op, since="ls0002")
 """
 
 NESTED = """
@@ -173,7 +173,7 @@ def test_inline_offline(
 
 def test_inline_goes_on_where_an_earlier_revision_stopped(application: Application) -> None:
     application.revise(
-        "app2", INLINE.replace('"ls0001")\n    op', '"ls0001", since="ls0001")\n    op')
+        "app2", INLINE.replace('"ls0002")\n    op', '"ls0002", since="ls0002")\n    op')
     )
     command.upgrade(application.config, "head")
     assert "jobs" not in application.tables()
