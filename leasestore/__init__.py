@@ -28,6 +28,7 @@ from leasestore.repository import EnlistedRepository, JobRepository
 from leasestore.tickets import Delivered, Event, JobState, Outcome, Recovered, Status, Ticket
 from leasestore.transactions import immediate
 from leasestore.validation import Fault, Limits
+from leasestore.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from leasestore import aio as aio
@@ -62,6 +63,7 @@ __all__ = [
     "StoreBusy",
     "Ticket",
     "UnsupportedEngine",
+    "Wakeup",
     "database_clock",
     "immediate",
     "open_queue",

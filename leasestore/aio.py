@@ -72,6 +72,7 @@ class AsyncJobRepository(_Face[JobRepository]):
         job: type[JobMixin] = Job,
         redrive: type[RedriveMixin] = Redrive,
         limits: Limits = Limits(),
+        notify: bool = False,
     ) -> None:
         if not isinstance(bind, AsyncEngine | AsyncConnection):
             raise ValueError(
@@ -79,7 +80,9 @@ class AsyncJobRepository(_Face[JobRepository]):
                 "synchronous ones use JobRepository"
             )
         self._bind = bind
-        self._sync = JobRepository(bind.sync_engine, job=job, redrive=redrive, limits=limits)
+        self._sync = JobRepository(
+            bind.sync_engine, job=job, redrive=redrive, limits=limits, notify=notify
+        )
 
     enqueue = _mirrored(JobRepository.enqueue)
     claim = _mirrored(JobRepository.claim)

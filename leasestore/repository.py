@@ -55,6 +55,10 @@ class JobRepository(Verbs):
         job: the model of the job table, a mapped class with `JobMixin`.
         redrive: the model of its audit table, a mapped class with `RedriveMixin`.
         limits: wider bounds than the contract's, see `Limits`.
+        notify: on PostgreSQL, verbs that leave a job to be claimed at once (`enqueue`, `redrive`,
+            `release`, `recover`, `finish` with `retry`) say so when their transaction is
+            committed, to every `Wakeup` that listens. Not in a two-phase transaction, which
+            PostgreSQL refuses then. On SQLite it changes nothing.
     """
 
     def __init__(
@@ -64,9 +68,10 @@ class JobRepository(Verbs):
         job: type[JobMixin] = Job,
         redrive: type[RedriveMixin] = Redrive,
         limits: Limits = Limits(),
+        notify: bool = False,
     ) -> None:
         self._bind = validation.bind(bind)
-        self._queue = Queue.of(self._bind.dialect.name, job, redrive, limits)
+        self._queue = Queue.of(self._bind.dialect.name, job, redrive, limits, notify)
 
     def within(
         self, session_or_connection: Session | scoped_session[Any] | Connection

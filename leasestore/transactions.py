@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, Update
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
@@ -44,6 +45,22 @@ def connected(bind: Engine | Connection, dialect: Dialect) -> Iterator[Connectio
         connection = bind.connect()
     with connection:
         yield connection
+
+
+def outside_the_pool(engine: Engine) -> DBAPIConnection:
+    """A driver connection made as the engine makes them, in no transaction, for the caller to keep
+    and to close.
+
+    Of a pool of its own: the engine's may have given out all that it has, to keep this one would
+    take it from others, and in a forked process it holds the parent's.
+    """
+    connection = engine.pool.recreate().connect()
+    # What listens to the engine's connecting may have begun a transaction.
+    connection.rollback()
+    connection.detach()
+    driver = connection.dbapi_connection
+    assert driver is not None
+    return driver
 
 
 def _leave_the_parents(engine: Engine) -> None:

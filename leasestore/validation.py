@@ -230,6 +230,18 @@ def ticket(value: object, limits: Limits) -> Ticket:
     }
 
 
+def flag(name: str, value: object) -> bool:
+    if type(value) is not bool:
+        _refuse(name, "True or False", value)
+    return value
+
+
+def draw(value: object) -> Callable[[], float]:
+    if not callable(value):
+        _refuse("draw", "a callable without arguments that returns a float from 0 to 1", value)
+    return cast("Callable[[], float]", value)
+
+
 def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if type(value) is not str or value not in choices:
         _refuse(name, " or ".join(map(repr, choices)), value)

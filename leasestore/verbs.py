@@ -43,10 +43,16 @@ class Queue:
     own: Mapping[str, Column[Any]]
     statements: Statements
     limits: Limits
+    notify: bool
 
     @classmethod
     def of(
-        cls, database: str, job: type[JobMixin], redrive: type[RedriveMixin], limits: Limits
+        cls,
+        database: str,
+        job: type[JobMixin],
+        redrive: type[RedriveMixin],
+        limits: Limits,
+        notify: bool,
     ) -> Self:
         dialect = dialects.named(database)
         tables = table_of(job, JobMixin), table_of(redrive, RedriveMixin)
@@ -57,7 +63,11 @@ class Queue:
             )
         own = own_columns(job)
         statements = Statements(*tables, own, dialect.insert, dialect.choose)
-        return cls(database, dialect, job, tables, own, statements, validation.limits(limits))
+        return cls(
+            *(database, dialect, job, tables, own, statements),
+            limits=validation.limits(limits),
+            notify=validation.flag("notify", notify),
+        )
 
 
 class Verbs(ABC):
@@ -81,8 +91,19 @@ class Verbs(ABC):
         work: Callable[[Connection], _T],
         points: Fault | None = None,
         own: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        frees: Callable[[_T], bool] = lambda _: False,
     ) -> _T:
-        return _callers_errors_unpacked(lambda: self._do_write(work, points, own))
+        """`frees` says of an answer whether there is now a job that can be claimed."""
+
+        def announced(connection: Connection) -> _T:
+            answer = work(connection)
+            if frees(answer):
+                self._queue.dialect.notify(connection, self._queue.tables[0])
+            return answer
+
+        todo = announced if self._queue.notify else work
+        return _callers_errors_unpacked(lambda: self._do_write(todo, points, own))
 
     def _read(self, work: Callable[[Connection], _T]) -> _T:
         return _callers_errors_unpacked(lambda: self._do_read(work))
@@ -131,6 +152,7 @@ class Verbs(ABC):
                 own,
             ),
             own=own,
+            frees=lambda new: new and not delay,
         )
 
     def claim(
@@ -210,6 +232,7 @@ class Verbs(ABC):
             ),
             points,
             own,
+            frees=lambda status: status == "pending" and not delay,
         )
         return status or False
 
@@ -259,6 +282,7 @@ class Verbs(ABC):
                 connection, self._queue.statements, checked, points
             ),
             points,
+            frees=bool,
         )
 
     def redrive(
@@ -294,6 +318,7 @@ class Verbs(ABC):
                 connection, self._queue.statements, job_id, now(connection), ttl, note, points
             ),
             points,
+            frees=bool,
         )
 
     def get(self, job_id: str) -> JobState | None:
@@ -334,5 +359,6 @@ class Verbs(ABC):
         return self._write(
             lambda connection: operations.recover(
                 connection, self._queue.statements, now(connection)
-            )
+            ),
+            frees=lambda freed: freed["recovered"] > 0,
         )

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Connection, Table, Update
+from sqlalchemy import ColumnElement, Connection, Engine, Table, Update
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 
 from leasestore.dialects import postgresql, sqlite
 from leasestore.errors import UnsupportedEngine
+
+
+class Notices(Protocol):
+    """A driver connection that listens. Where it is lost, the methods raise the driver's error."""
+
+    def fileno(self) -> int:
+        """Of the socket: there is something to read when notices have come."""
+        ...
+
+    def came(self) -> bool:
+        """Whether notices have come since it was asked last; it does not wait for any."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Dialect(Protocol):
@@ -42,6 +57,19 @@ class Dialect(Protocol):
 
     def now_ms(self, connection: Connection, /) -> int:
         """Milliseconds by the database's clock, when this statement runs."""
+        ...
+
+    def notify(self, connection: Connection, job: Table, /) -> None:
+        """Tell everybody who listens, if and when this transaction is committed, that there may be
+        a job in this table; where the database has no such thing, nothing."""
+        ...
+
+    def hearing(
+        self, bind: Engine | Connection, job: Table, /
+    ) -> Callable[[DBAPIConnection], Notices] | None:
+        """How a driver connection comes to listen to what is said about this table: it takes one
+        that is in no transaction, which is its own then. None where this driver offers no such
+        thing to a thread that waits."""
         ...
 
     def lock_schema(self, connection: Connection, /) -> None:

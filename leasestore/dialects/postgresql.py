@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import reduce
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial, reduce
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Engine,
     Integer,
     Table,
     Update,
@@ -77,6 +81,65 @@ def now_ms(connection: Connection) -> int:
     """Of this statement: `now()` would stand still for the length of a transaction."""
     ms = "SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"
     return int(connection.execute(text(ms)).scalar_one())
+
+
+def notify(connection: Connection, job: Table) -> None:
+    send = text("SELECT pg_notify(:channel, '')")
+    connection.execute(send, {"channel": _channel(connection, job)})
+
+
+def hearing(bind: Engine | Connection, job: Table) -> Callable[[DBAPIConnection], _Notices] | None:
+    kind = None if bind.dialect.is_async else _NOTICES.get(bind.dialect.driver)
+    return None if kind is None else partial(kind, _channel(bind, job))
+
+
+def _channel(bind: Engine | Connection, job: Table) -> str:
+    """One a table, whatever its name: PostgreSQL takes 63 bytes."""
+    translated = bind.get_execution_options().get("schema_translate_map") or {}
+    name = json.dumps([translated.get(job.schema, job.schema), job.name])
+    return f"leasestore_{hashlib.sha256(name.encode()).hexdigest()[:40]}"
+
+
+class _Notices(ABC):
+    """A connection in autocommit, since a notice waits for the end of a transaction."""
+
+    def __init__(self, channel: str, driver: Any) -> None:
+        self._driver = driver
+        try:
+            driver.autocommit = True
+            with closing(driver.cursor()) as cursor:
+                cursor.execute(f"LISTEN {channel}")
+        except BaseException:
+            driver.close()
+            raise
+
+    def fileno(self) -> int:
+        return int(self._driver.fileno())
+
+    @abstractmethod
+    def came(self) -> bool: ...
+
+    def close(self) -> None:
+        self._driver.close()
+
+
+class _PsycopgNotices(_Notices):
+    def came(self) -> bool:
+        # What notifies() does, without its wait; older ones have no time limit there.
+        libpq = self._driver.pgconn
+        libpq.consume_input()
+        return sum(1 for _ in iter(libpq.notifies, None)) > 0
+
+
+class _Psycopg2Notices(_Notices):
+    def came(self) -> bool:
+        self._driver.poll()
+        came = len(self._driver.notifies) > 0
+        self._driver.notifies.clear()
+        return came
+
+
+_NOTICES: dict[str, type[_Notices]] = {"psycopg": _PsycopgNotices, "psycopg2": _Psycopg2Notices}
 
 
 def lock_schema(connection: Connection) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     ColumnClause,
     ColumnElement,
     Connection,
+    Engine,
     Integer,
     RootTransaction,
     Table,
@@ -70,6 +71,14 @@ def choose(
 def now_ms(connection: Connection) -> int:
     """SQLite runs in this process: its clock is the host's."""
     return system_clock()
+
+
+def notify(connection: Connection, job: Table) -> None:
+    """Nobody can listen to a file: they look again and again."""
+
+
+def hearing(bind: Engine | Connection, job: Table) -> None:
+    """Not on SQLite."""
 
 
 def lock_schema(connection: Connection) -> None:
