@@ -175,7 +175,14 @@ def _restore_isolation(connection: Connection) -> None:
 
 
 def refuse_shared(connection: Connection) -> None:
-    """No pool for PostgreSQL hands out one connection twice."""
+    """No pool for PostgreSQL hands out one connection twice, but a listener may have begun."""
+    info = getattr(connection.connection.driver_connection, "info", None)
+    # psycopg, the only one to mind, calls it that; 0 is IDLE.
+    if getattr(info, "transaction_status", 0):
+        raise UnsupportedEngine(
+            "this connection came out of the pool with a transaction open: a listener, on "
+            "`connect` say, ran a statement and left it so. Let it commit, or run it in autocommit"
+        )
 
 
 def check_still_begun(connection: Connection) -> None:

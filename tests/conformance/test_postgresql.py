@@ -7,13 +7,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
 import pytest
 from psycopg.rows import dict_row
-from sqlalchemy import URL, Connection, create_engine, event, text
+from sqlalchemy import URL, Connection, NullPool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
@@ -389,6 +389,26 @@ def test_an_absent_column_is_named(postgresql: Server) -> None:
         pytest.raises(SchemaError, match=r"column \S*reason\b.* does not exist"),
     ):
         store.repository.claim("me", NOW)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_listener_that_leaves_a_transaction_open_is_named(
+    postgresql: Server, committed: bool
+) -> None:
+    engine = create_engine(postgresql.fresh(), poolclass=NullPool)
+
+    @event.listens_for(engine, "connect")
+    def choose_schema(connection: Any, _: object) -> None:
+        connection.execute("SET search_path TO public")
+        if committed:
+            connection.commit()
+
+    jobs = JobRepository(engine)
+    named = pytest.raises(UnsupportedEngine, match=r"transaction open: a listener.* Let it commit")
+    with nullcontext() if committed else named:
+        assert jobs.get("a") is None
+    with nullcontext() if committed else named:
+        assert jobs.claim("me", NOW) is None
 
 
 @pytest.fixture(scope="module")
