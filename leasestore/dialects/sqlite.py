@@ -110,10 +110,11 @@ def check_still_begun(connection: Connection) -> None:
 
 def take_write_lock(connection: Connection) -> None:
     """BEGIN IMMEDIATE, whatever the driver or the application began before."""
-    _refuse_autocommit(connection)
+    driver = _driver(connection)
+    _refuse_autocommit(driver)
     with _cursor(connection) as cursor:
-        if _driver(connection).in_transaction:
-            if _autocommit(connection) is not False and not connection.dispatch.begin:
+        if driver.in_transaction:
+            if _autocommit(driver) is not False and not connection.dispatch.begin:
                 raise UnsupportedEngine(_SHARED)
             # Begun by the application's own hook, or by a driver that always has one open:
             # nothing was read in it yet, and it may be a deferred one.
@@ -121,11 +122,11 @@ def take_write_lock(connection: Connection) -> None:
         try:
             _begin_immediate(cursor)
         except sqlite3.Error:
-            if _autocommit(connection) is False:
+            if _autocommit(driver) is False:
                 # Such a driver takes it for granted that one is open, and fails without.
                 cursor.execute("BEGIN")
             raise
-    if not _driver(connection).in_transaction:
+    if not driver.in_transaction:
         raise UnsupportedEngine(
             "BEGIN IMMEDIATE left the driver outside a transaction: something between SQLAlchemy "
             "and SQLite ends transactions by itself"
@@ -150,8 +151,8 @@ def join(connection: Connection, no_change: Update | None) -> None:
     The driver's default mode begins only at the first change: begun here instead, it is the
     same transaction, with the lock, and a savepoint cannot become the whole of it.
     """
-    _refuse_autocommit(connection)
     driver, root = _driver(connection), connection.get_transaction()
+    _refuse_autocommit(driver)
     if not driver.in_transaction:
         if driver.isolation_level is None:
             raise UnsupportedEngine(
@@ -162,7 +163,7 @@ def join(connection: Connection, no_change: Update | None) -> None:
             _begin_immediate(cursor)
     elif _holder(connection) is root:
         return
-    elif connection.in_nested_transaction() and _autocommit(connection) is not False:
+    elif connection.in_nested_transaction() and _autocommit(driver) is not False:
         raise UnsupportedEngine(
             "this transaction may have begun with its SAVEPOINT, whose release would commit what "
             "your rollback should undo: begin the unit of work with leasestore.immediate(session)"
@@ -186,8 +187,8 @@ def _holder(connection: Connection) -> RootTransaction | None:
     return noted() if noted else None
 
 
-def _refuse_autocommit(connection: Connection) -> None:
-    if _autocommit(connection) is True:
+def _refuse_autocommit(driver: sqlite3.Connection) -> None:
+    if _autocommit(driver) is True:
         raise UnsupportedEngine(
             "this engine has connect_args={'autocommit': True}, where the driver's commit() and "
             "rollback() do nothing: leave autocommit out, or use isolation_level='AUTOCOMMIT'"
@@ -276,7 +277,8 @@ def _squeezed(ddl: str) -> str:
 
 def in_transaction(connection: Connection) -> bool:
     # With autocommit=False the driver opens the next one itself, without a lock.
-    return _driver(connection).in_transaction and _autocommit(connection) is not False
+    driver = _driver(connection)
+    return driver.in_transaction and _autocommit(driver) is not False
 
 
 def is_busy(error: BaseException) -> bool:
@@ -310,6 +312,6 @@ def _driver(connection: Connection) -> sqlite3.Connection:
     return wrapped
 
 
-def _autocommit(connection: Connection) -> bool | int | None:
+def _autocommit(driver: sqlite3.Connection) -> bool | int | None:
     """The attribute that Python 3.12 brought: True, False, or -1 for the modes before it."""
-    return getattr(_driver(connection), "autocommit", None)
+    return getattr(driver, "autocommit", None)
