@@ -25,10 +25,20 @@ from leasestore.errors import (
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
 from leasestore.queue_file import QueueFile, open_queue, run_file
 from leasestore.repository import EnlistedRepository, JobRepository
-from leasestore.tickets import Delivered, Event, JobState, Outcome, Recovered, Status, Ticket
+from leasestore.tickets import (
+    Delivered,
+    Event,
+    JobState,
+    Outcome,
+    Recovered,
+    Status,
+    StuckJob,
+    Ticket,
+)
 from leasestore.transactions import immediate
 from leasestore.validation import Fault, Limits
 from leasestore.wakeup import Wakeup
+from leasestore.watcher import Watcher
 
 if TYPE_CHECKING:
     from leasestore import aio as aio
@@ -61,9 +71,11 @@ __all__ = [
     "StaleTicket",
     "Status",
     "StoreBusy",
+    "StuckJob",
     "Ticket",
     "UnsupportedEngine",
     "Wakeup",
+    "Watcher",
     "database_clock",
     "immediate",
     "open_queue",

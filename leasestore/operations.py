@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from sqlalchemy import (
     Column,
     Connection,
+    Row,
     RowMapping,
     Table,
     UniqueConstraint,
+    Update,
     inspect,
     select,
 )
@@ -23,7 +25,16 @@ from leasestore.dialects import Dialect
 from leasestore.errors import Conflict, LeaseStoreError, NotDead, SchemaError
 from leasestore.models import Job
 from leasestore.statements import Statements, own_parameters, parameters
-from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
+from leasestore.tickets import (
+    Event,
+    JobState,
+    Outcome,
+    Recovered,
+    Status,
+    StuckJob,
+    Ticket,
+    Watched,
+)
 from leasestore.validation import Fault
 
 _AT_ONCE = 500
@@ -160,9 +171,47 @@ def redrive(
 
 def recover(connection: Connection, statements: Statements, now: int) -> Recovered:
     bound = parameters(now=now)
-    dead = Counter(connection.execute(statements.sweep, bound).scalars().all())
+    dead = _swept(connection, statements.sweep, bound)
     recovered = connection.execute(statements.recover, bound).rowcount
-    return {"recovered": recovered, "deadline": dead["deadline"], "exhausted": dead["exhausted"]}
+    return {"recovered": recovered, **dead}
+
+
+def watch(connection: Connection, statements: Statements, now: int, limit: int) -> Watched:
+    """What `recover` does, for so many stuck jobs, with the rows as they were."""
+    bound = parameters(now=now, limit=limit)
+    dead = _swept(connection, statements.sweep_pending, bound)
+    ended = {row.seq: row for row in connection.execute(statements.ended, bound).all()}
+    if not ended:
+        return {"stuck": [], **dead}
+    these = bound | parameters(seqs=list(ended))
+    became = connection.execute(statements.recover_ended, these).all()
+    stuck = [_stuck_job(ended[row.seq], row, now) for row in became]
+    return {"stuck": sorted(stuck, key=lambda job: job["lease_until"]), **dead}
+
+
+def _stuck_job(was: Row[Any], became: Row[Any], now: int) -> StuckJob:
+    return {
+        "id": was.id,
+        "qty": was.qty,
+        "owner": was.owner,
+        "token": was.token,
+        "attempts": was.attempts,
+        "lease_until": was.lease_until,
+        "overdue_ms": now - was.lease_until,
+        "status": became.status,
+        "reason": became.reason,
+    }
+
+
+class _Dead(TypedDict):
+    deadline: int
+    exhausted: int
+
+
+def _swept(connection: Connection, sweep: Update, bound: Mapping[str, object]) -> _Dead:
+    """How many died, by reason."""
+    reasons = Counter(connection.execute(sweep, bound).scalars().all())
+    return {"deadline": reasons["deadline"], "exhausted": reasons["exhausted"]}
 
 
 def rows_of(

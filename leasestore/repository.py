@@ -16,7 +16,7 @@ from leasestore.clock import Clock
 from leasestore.errors import SchemaError, StaleTicket, StoreBusy
 from leasestore.host import Host, host_of
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
-from leasestore.tickets import Outcome, Status, Ticket
+from leasestore.tickets import Outcome, Status, Ticket, Watched
 from leasestore.transactions import (
     connected,
     join,
@@ -95,6 +95,15 @@ class JobRepository(Verbs):
         other = JobRepository.__new__(JobRepository)
         other._bind, other._queue = connection, self._queue
         return other
+
+    def _watch(self, now_ms: int | Clock, limit: int) -> Watched:
+        """What `recover` does, for at most so many stuck jobs, and which ones they were."""
+        now = validation.moment(now_ms, self._queue.limits)
+        return self._write(
+            lambda connection: operations.watch(
+                connection, self._queue.statements, now(connection), limit
+            )
+        )
 
     def _do_write(
         self, work: Callable[[Connection], _T], points: Fault | None, own: Mapping[str, Any]

@@ -82,6 +82,7 @@ class Statements:
         self._now = _bind("now", column.deadline)
         self._named = column.id == _bind("id", column.id)
         self._terms = Terms(dict(column.items()))
+        self._late = column.deadline <= self._now
         self._expired = and_(self._terms.leased, column.lease_until <= self._now)
         self._dead = column.status == word("dead")
         self._held = and_(
@@ -152,7 +153,7 @@ class Statements:
 
     def _sweep(self, *only: ColumnElement[bool]) -> Update:
         terms = self._terms
-        late, free = self._job.c.deadline <= self._now, terms.free_at <= self._now
+        late, free = self._late, terms.free_at <= self._now
         doomed = self._choose(
             self._job, (terms.open, late, free, *only), (terms.open, terms.spent, free, *only)
         )
@@ -268,6 +269,30 @@ class Statements:
     def recover(self) -> Update:
         ended = self._choose(self._job, (self._expired,))
         return self._free(ended, status=word("pending"), reason=word("expired"))
+
+    @cached_property
+    def sweep_pending(self) -> Update:
+        return self._sweep(self._job.c.status == word("pending"))
+
+    @cached_property
+    def ended(self) -> Select[Any]:
+        """The rows of `stuck`, which nobody else can change now; those that somebody else works
+        on are passed over."""
+        return self.stuck.with_for_update(skip_locked=True, key_share=True)
+
+    @cached_property
+    def recover_ended(self) -> Update:
+        """Of these rows each is freed, or found dead; it returns what became of each."""
+        column, late, spent = self._job.c, self._late, self._terms.spent
+        seqs = bindparam(_PREFIX + "seqs", type_=column.seq.type, expanding=True)
+        return self._free(
+            column.seq.in_(seqs),
+            self._expired,
+            status=case((or_(late, spent), word("dead")), else_=word("pending")),
+            reason=case(
+                (late, word("deadline")), (spent, word("exhausted")), else_=word("expired")
+            ),
+        ).returning(column.seq, column.status, column.reason)
 
     @cached_property
     def audit(self) -> Insert:

@@ -51,6 +51,34 @@ class Recovered(TypedDict):
     exhausted: int
 
 
+class StuckJob(TypedDict):
+    """A job that a watcher found with its lease over: who had it, and what has become of it.
+
+    `owner`, `token` (which tells the run from others), `attempts` and `lease_until` are those of
+    the run that ended; `overdue_ms` is how long before it was found. `status` is `pending` (free
+    again) or `dead`, `reason` is `expired`, `deadline` or `exhausted`.
+    """
+
+    id: str
+    qty: int
+    owner: str
+    token: int
+    attempts: int
+    lease_until: int
+    overdue_ms: int
+    status: Literal["pending", "dead"]
+    reason: Literal["expired", "deadline", "exhausted"]
+
+
+class Watched(TypedDict):
+    """What one look of a watcher changed: the jobs that were stuck, and how many pending ones had
+    no time or no attempts left, by reason."""
+
+    stuck: list[StuckJob]
+    deadline: int
+    exhausted: int
+
+
 class Delivered(TypedDict):
     """What `run_once` answers: the job, the token of this run, and how it ended."""
 

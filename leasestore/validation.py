@@ -183,6 +183,12 @@ def fault(value: object) -> Fault | None:
     return None if value is None else _carrying(value)
 
 
+def report(value: object) -> Callable[..., object] | None:
+    if value is not None and not callable(value):
+        _refuse("report", "None or a callable that takes a dict", value)
+    return value
+
+
 def jitter(value: object) -> float:
     """A strict int or float, finite, from 0 to 1."""
     if type(value) not in (int, float) or not 0 <= cast("float", value) <= 1:

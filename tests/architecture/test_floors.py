@@ -18,6 +18,8 @@ def test_a_module_imports_only_from_floors_below(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
+    # Its logging would silence every logger that other tests listen to.
+    monkeypatch.setattr("logging.config.dictConfig", lambda _: None)
     kept = (
         cli.lint_imports(config_filename="pyproject.toml", no_cache=True) == cli.EXIT_STATUS_SUCCESS
     )

@@ -74,7 +74,7 @@ RULES: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     ),
     "the SQLite driver": (_imported("sqlite3"), {"dialects/sqlite", "queue_file"}),
     "a clock": (_imported("time", "datetime"), {"clock"}),
-    "chance": (_imported("random"), {"dialects/sqlite", "wakeup"}),
+    "chance": (_imported("random"), {"dialects/sqlite", "wakeup", "watcher"}),
     "threads": (_imported("threading", "multiprocessing"), {"listening", "wakeup"}),
     "waiting": (_imported("select", "selectors"), {"listening", "wakeup"}),
     "signals": (_imported("signal"), {"cli"}),

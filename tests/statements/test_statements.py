@@ -49,7 +49,9 @@ UPDATES: dict[str, Callable[[Statements], Any]] = {
     "claim one": lambda s: s.claim_one,
     "sweep": lambda s: s.sweep,
     "sweep one": lambda s: s.sweep_one,
+    "sweep pending": lambda s: s.sweep_pending,
     "recover": lambda s: s.recover,
+    "recover ended": lambda s: s.recover_ended,
     "revive": lambda s: s.revive,
 }
 
@@ -85,6 +87,11 @@ def test_an_enqueue_yields_and_burns_no_seq_for_the_common_duplicate(compiled: A
     assert sql.startswith("INSERT INTO jobs (id, qty, status, ")
     assert "WHERE NOT (EXISTS (SELECT" in sql
     assert sql.endswith("ON CONFLICT (id) DO NOTHING")
+
+
+def test_a_watcher_locks_what_it_tells_where_rows_have_locks(compiled: Any) -> None:
+    sql = compiled(lambda s: s.ended)
+    assert sql.removesuffix(" FOR NO KEY UPDATE SKIP LOCKED") == compiled(lambda s: s.stuck)
 
 
 def test_an_audit_row_is_written_only_for_a_dead_job(compiled: Any) -> None:
@@ -128,6 +135,8 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
     "get": (lambda r: r.get("ready"), ["SELECT"]),
     "stuck": (lambda r: r.stuck(5), ["SELECT"]),
     "recover": (lambda r: r.recover(5), ["UPDATE", "UPDATE"]),
+    "watch": (lambda r: r._watch(5, 9), ["UPDATE", "SELECT"]),
+    "watch, stuck": (lambda r: r._watch(900, 9), ["UPDATE", "SELECT", "UPDATE"]),
 }
 
 
