@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import click
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from leasestore import LeaseStoreError
+
+_HAS_PASSWORD = re.compile(r":[^/\\]*@")
 
 
 class DatabaseUrl(click.ParamType):  # type: ignore[type-arg]  # generic only in new releases
@@ -20,13 +25,29 @@ class DatabaseUrl(click.ParamType):  # type: ignore[type-arg]  # generic only in
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> URL:
         try:
-            url = make_url(value) if "://" in value else URL.create("sqlite", database=value)
-            # The commands are synchronous; an application's URL may name an asynchronous driver.
-            if url.get_dialect().is_async:
-                url = url.set(drivername=url.get_backend_name())
-        except (ArgumentError, NoSuchModuleError, ImportError, ValueError) as error:
+            return _url(value)
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
             self.fail(f"expected a database URL or the path of a SQLite file: {error}", param, ctx)
-        return url
+        except ValueError:
+            # Where the password stands is not known: nothing of the value may be shown.
+            self.fail(
+                "expected a database URL or the path of a SQLite file, got what has neither form; "
+                "in user names and passwords @ : / are written %40 %3A %2F",
+                param,
+                ctx,
+            )
+
+
+def _url(value: str) -> URL:
+    if "://" not in value:
+        if _HAS_PASSWORD.search(value):
+            raise ValueError
+        return URL.create("sqlite", database=value)
+    url = make_url(value)
+    if "@" in (url.host or ""):
+        raise ValueError
+    # The commands are synchronous; an application's URL may name an asynchronous driver.
+    return url.set(drivername=url.get_backend_name()) if url.get_dialect().is_async else url
 
 
 database = click.option(
@@ -40,11 +61,25 @@ database = click.option(
 )
 
 
+def refuse_missing_file(url: URL) -> None:
+    """SQLite would make an empty file of a path, and whoever only works with a database makes
+    none."""
+    path = url.database or ""
+    if url.get_backend_name() != "sqlite" or path in ("", ":memory:"):
+        return
+    if path.startswith("file:"):
+        if url.query.get("mode") == "memory":
+            return
+        path = unquote(urlsplit(path).path)
+    if not Path(path).is_file():
+        raise click.ClickException(f"there is no file {path}")
+
+
 @contextmanager
-def engine_of(url: URL) -> Iterator[Engine]:
+def engine_of(url: URL, **settings: Any) -> Iterator[Engine]:
     """The engine of one command; what goes wrong is told in one line, with no password in it."""
     with told_in_one_line(url):
-        engine = create_engine(url)
+        engine = create_engine(url, **settings)
         try:
             yield engine
         finally:
@@ -61,4 +96,5 @@ def told_in_one_line(url: URL | None = None) -> Iterator[None]:
         raise click.ClickException(str(error)) from error
     except (SQLAlchemyError, ImportError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        raise click.ClickException(f"{url.render_as_string() if url else ''}: {cause}") from error
+        told = " ".join(str(cause).split())
+        raise click.ClickException(f"{url.render_as_string() if url else ''}: {told}") from error

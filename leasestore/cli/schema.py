@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 from sqlalchemy import URL
 
 from leasestore import schema
-from leasestore.cli.database import database, engine_of, told_in_one_line
+from leasestore.cli.database import database, engine_of, refuse_missing_file, told_in_one_line
 
 _TOLD: dict[schema.Position, str] = {
     "absent": "not all tables are there: leasestore upgrade makes them",
@@ -38,7 +36,7 @@ def check(context: click.Context, url: URL) -> None:
 
     Exit status: 0 if leasestore can work with them, 1 if an upgrade is due.
     """
-    _refuse_missing_file(url)
+    refuse_missing_file(url)
     with engine_of(url) as engine:
         position = schema.position(engine)
         click.echo(f"{url.render_as_string()}: {_TOLD[position]}")
@@ -53,7 +51,7 @@ def check(context: click.Context, url: URL) -> None:
 @click.option("--to", default="head", show_default=True, metavar="REVISION")
 def stamp(url: URL, to: str) -> None:
     """Note that tables which something else has made are at a revision, after a look at them."""
-    _refuse_missing_file(url)
+    refuse_missing_file(url)
     with engine_of(url) as engine:
         schema.stamp(engine, to)
         click.echo(f"{url.render_as_string()}: {_TOLD[schema.position(engine)]}")
@@ -67,11 +65,3 @@ def sql(database: str, since: str, to: str) -> None:
     """Print the upgrade as a script, for those who apply SQL by hand."""
     with told_in_one_line():
         click.echo(schema.sql(database, since=since, to=to), nl=False)
-
-
-def _refuse_missing_file(url: URL) -> None:
-    # SQLite would make an empty file of the path, and a question must change nothing.
-    path = url.database
-    is_file = url.get_backend_name() == "sqlite" and not (path or ":").startswith((":", "file:"))
-    if is_file and not Path(str(path)).is_file():
-        raise click.ClickException(f"there is no file {path}")

@@ -99,6 +99,24 @@ def test_a_question_about_a_file_that_is_not_there_makes_none(run: Run, file: Pa
     assert not file.exists()
 
 
+@pytest.mark.parametrize("query", ["", "&mode=rwc"])
+def test_nor_does_one_whose_url_is_sqlites_own(run: Run, tmp_path: Path, query: str) -> None:
+    file = tmp_path / "the queue.db"
+    address = f"sqlite:///file:{str(file).replace(' ', '%2520')}?uri=true{query}"
+    done = run("check", "--db", address)
+    assert (done.exit_code, done.output) == (1, f"Error: there is no file {file}\n")
+    assert not file.exists()
+    assert run("upgrade", "--db", address).exit_code == 0
+    assert run("check", "--db", address).exit_code == 0
+    assert file.exists()
+
+
+def test_a_database_in_memory_has_no_file(run: Run) -> None:
+    for address in ("sqlite://", "sqlite:///file:any?mode=memory&uri=true", ":memory:"):
+        done = run("check", "--db", address)
+        assert (done.exit_code, "there is no file" in done.output) == (1, False)
+
+
 def test_a_table_that_is_something_else_is_refused(run: Run, file: Path) -> None:
     with closing(sqlite3.connect(file)) as plain:
         plain.execute("CREATE TABLE jobs (title)")
@@ -110,6 +128,9 @@ def test_a_table_that_is_something_else_is_refused(run: Run, file: Path) -> None
 BAD: dict[str, tuple[list[str], int, str]] = {
     "no database": (["upgrade"], 2, "Missing option '--db'"),
     "no url": (["upgrade", "--db", "blah://x"], 2, "expected a database URL"),
+    "at sign": (["upgrade", "--db", "postgresql://u:a@SECRET@h/d"], 2, "are written %40"),
+    "port": (["upgrade", "--db", "postgresql://u:SECRET/1@h:SECRET/d"], 2, "are written %40"),
+    "no slashes": (["check", "--db", "postgresql:u:SECRET@h/d"], 2, "are written %40"),
     "revision": (["upgrade", "--db", "{file}", "--to", "zzz"], 2, "expected one of base, ls0001"),
     "since": (["sql", "--since", "zzz"], 2, "since: expected one of"),
     "database": (["sql", "--database", "oracle"], 1, "keeps its contract on postgresql, sqlite"),
