@@ -39,6 +39,7 @@ from leasestore.transactions import immediate
 from leasestore.validation import Fault, Limits
 from leasestore.wakeup import Wakeup
 from leasestore.watcher import Watcher
+from leasestore.worker import Delivery, Worked, Worker
 
 if TYPE_CHECKING:
     from leasestore import aio as aio
@@ -50,6 +51,7 @@ __all__ = [
     "Clock",
     "Conflict",
     "Delivered",
+    "Delivery",
     "EnlistedRepository",
     "Event",
     "Fault",
@@ -76,6 +78,8 @@ __all__ = [
     "UnsupportedEngine",
     "Wakeup",
     "Watcher",
+    "Worked",
+    "Worker",
     "database_clock",
     "immediate",
     "open_queue",

@@ -39,5 +39,6 @@ def system_clock() -> int:
 
 
 def monotonic_ms() -> int:
-    """Milliseconds of no time base, to measure how long something takes: nobody sets this clock."""
+    """Milliseconds since some moment in the past, by a clock that nobody sets: for how long
+    something lasts in this process, never for what is stored."""
     return time.monotonic_ns() // 1_000_000

@@ -40,6 +40,7 @@ def run_once(
             that of the finish.
         send: called once with a new dict of `id` and `qty`. It returns the literal `True` once
             the effect is done; it raises `Retryable` or `Permanent` to classify a failure.
+            `Retryable("why", delay_ms=5000)` says when to try again.
         jitter: 0 to 1, scales the delay before a retry: 100 ms doubled at each attempt, at most
             1000 ms.
         lease_ms: 1 to 60000, how long the job is this worker's.
@@ -51,7 +52,8 @@ def run_once(
 
     Raises:
         ValueError: a bad argument, with nothing changed; or the clock's second value is invalid
-            or below its first, with the claim made: its lease ends by itself.
+            or below its first, or a `Retryable` asks for a longer delay than `Limits` allows, with
+            the claim made: its lease ends by itself.
         BadAck: `send` returned something else. Like every other error of `send`, it leaves the
             claim as it is, and the lease ends by itself.
         StoreBusy: the write lock was not free in time for the claim, or for the finish; in the
@@ -90,6 +92,7 @@ class Attempt:
         event: a new dict of the job's `id` and `qty`.
         outcome: `ok`, `retry` or `permanent`, once the block has ended.
         delay_ms: for the finish; 0 unless the outcome is `retry`.
+        error: the `Retryable` or `Permanent` that ended the block, without its traceback; or None.
 
     Raises:
         ValueError: the block ended well without `acknowledge`.
@@ -97,6 +100,7 @@ class Attempt:
 
     outcome: Outcome
     delay_ms = 0
+    error: Retryable | Permanent | None = None
 
     def __init__(self, ticket: Ticket, jitter: float) -> None:
         self._ticket, self._jitter = ticket, validation.jitter(jitter)
@@ -108,6 +112,14 @@ class Attempt:
         if answer is not True:
             raise BadAck(answer)
         self.outcome = "ok"
+
+    def retry(self, delay_ms: int | None = None) -> None:
+        """Count this attempt as failed, to be tried again: after `delay_ms`, or else after the
+        delay that doubles at each attempt. The block does it for `Retryable`."""
+        # Wider limits allow more attempts than the formula takes; its cap comes long before.
+        attempt = min(self._ticket["attempt"], _LAST_DOUBLING)
+        usual = retry_delay(attempt, _BASE_MS, _CAP_MS, self._jitter)
+        self.outcome, self.delay_ms = "retry", usual if delay_ms is None else delay_ms
 
     def delivered(self, status: Status | Literal[False]) -> Delivered:
         """What `run_once` answers, once the finish has answered."""
@@ -127,16 +139,15 @@ class Attempt:
         traceback: TracebackType | None,
     ) -> bool:
         if isinstance(error, Retryable):
-            # Wider limits allow more attempts than the formula takes; its cap comes long before.
-            attempt = min(self._ticket["attempt"], _LAST_DOUBLING)
-            self.outcome = "retry"
-            self.delay_ms = retry_delay(attempt, _BASE_MS, _CAP_MS, self._jitter)
+            self.retry(error.delay_ms)
         elif isinstance(error, Permanent):
             self.outcome = "permanent"
         elif error is None and not hasattr(self, "outcome"):
             raise ValueError("Attempt: acknowledge what send answered before its block ends")
         else:
             return False
+        # Its traceback leads to a frame that has this attempt: they would keep each other.
+        self.error = error.with_traceback(None)
         return True
 
 

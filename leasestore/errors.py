@@ -40,7 +40,25 @@ class Conflict(LeaseStoreError):
 
 class Retryable(LeaseStoreError):
     """Raised by `send`: this attempt failed, another may succeed. The job is tried again after
-    a delay, as long as attempts and time are left."""
+    a delay, as long as attempts and time are left.
+
+        raise Retryable("the carrier asks for patience", delay_ms=5000)
+
+    Attribute: `delay_ms`, how long to wait before the next attempt, from 0 to 60000 (or what
+    `Limits` allows, which the finish checks); None for the usual delay, doubled at each attempt.
+    """
+
+    # For subclasses that do not call this constructor.
+    delay_ms: int | None = None
+
+    def __init__(self, *args: object, delay_ms: int | None = None) -> None:
+        if delay_ms is not None and (type(delay_ms) is not int or delay_ms < 0):
+            raise ValueError(
+                f"delay_ms: expected int from 0, in milliseconds, or None; got "
+                f"{type(delay_ms).__name__} {delay_ms!r:.80}"
+            )
+        super().__init__(*args)
+        self.delay_ms = delay_ms
 
 
 class Permanent(LeaseStoreError):

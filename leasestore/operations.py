@@ -50,6 +50,16 @@ def get(connection: Connection, statements: Statements, job_id: str) -> JobState
     return cast("JobState", dict(rows[0])) if rows else None
 
 
+def own_of(
+    connection: Connection, statements: Statements, job_id: str
+) -> tuple[int, dict[str, Any]] | None:
+    rows = connection.execute(statements.own_of, parameters(id=job_id)).mappings().all()
+    if not rows:
+        return None
+    own = dict(rows[0])
+    return own.pop("deadline"), own
+
+
 def stuck(connection: Connection, statements: Statements, now: int, limit: int) -> list[JobState]:
     bound = parameters(now=now, limit=limit)
     rows = connection.execute(statements.stuck, bound).mappings().all()

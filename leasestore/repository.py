@@ -105,6 +105,18 @@ class JobRepository(Verbs):
             )
         )
 
+    @contextmanager
+    def _keeping_connection(self) -> Iterator[JobRepository]:
+        """The same queue through one connection of the pool, which is given back at the end."""
+        with connected(self._bind, self._queue.dialect) as connection:
+            yield self._on(connection)
+
+    def _own_of(self, job_id: str) -> tuple[int, dict[str, Any]] | None:
+        """The deadline of a job, and the application's own columns, by attribute; or None."""
+        return self._read(
+            lambda connection: operations.own_of(connection, self._queue.statements, job_id)
+        )
+
     def _do_write(
         self, work: Callable[[Connection], _T], points: Fault | None, own: Mapping[str, Any]
     ) -> _T:

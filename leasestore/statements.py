@@ -101,6 +101,12 @@ class Statements:
         return select(*self._row).where(self._named)
 
     @cached_property
+    def own_of(self) -> Select[Any]:
+        """The application's own columns by its names of them, and the deadline."""
+        own = (column.label(name) for name, column in self._own.items())
+        return select(self._job.c.deadline, *own).where(self._named)
+
+    @cached_property
     def stuck(self) -> Select[Any]:
         longest_ended_first = self._job.c.lease_until, self._job.c.seq
         limit: ColumnElement[int] = bindparam(_PREFIX + "limit", type_=Integer())

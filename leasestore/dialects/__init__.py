@@ -85,6 +85,11 @@ class Dialect(Protocol):
         under this one, as a pool with a single connection can have it."""
         ...
 
+    def refuse_private(self, engine: Engine, /) -> None:
+        """Raise `UnsupportedEngine` where each connection of this engine, or each thread, has a
+        database of its own."""
+        ...
+
     def check_still_begun(self, connection: Connection, /) -> None:
         """Raise `UnsupportedEngine` if somebody else has ended the transaction meanwhile."""
         ...

@@ -185,6 +185,10 @@ def refuse_shared(connection: Connection) -> None:
         )
 
 
+def refuse_private(engine: Engine) -> None:
+    """A server's databases are everybody's."""
+
+
 def check_still_begun(connection: Connection) -> None:
     """PostgreSQL's COMMIT says if the transaction has failed."""
 

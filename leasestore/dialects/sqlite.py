@@ -100,6 +100,15 @@ def refuse_shared(connection: Connection) -> None:
         raise UnsupportedEngine(_SHARED)
 
 
+def refuse_private(engine: Engine) -> None:
+    name, mode = engine.url.database or ":memory:", engine.url.query.get("mode")
+    if ":memory:" in name or "mode=memory" in name or mode == "memory":
+        raise UnsupportedEngine(
+            "this engine is for a SQLite database in memory, of which each thread would have its "
+            "own, empty one; use a file, in tests one in a temporary directory"
+        )
+
+
 def check_still_begun(connection: Connection) -> None:
     if not _driver(connection).in_transaction:
         raise UnsupportedEngine(

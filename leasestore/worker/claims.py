@@ -1,0 +1,126 @@
+"""The thread that claims: as many jobs as there are places, until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from leasestore.errors import SchemaError, UnsupportedEngine
+from leasestore.worker.hand import Hand
+from leasestore.worker.log import Outage, shown, tell, tell_of
+from leasestore.worker.pauses import idle_ms, outage_ms
+from leasestore.worker.results import Ended
+from leasestore.worker.running import Running, Sighting
+from leasestore.worker.terms import Terms, Until, Wakeable
+
+_JOIN_S = 1.0
+
+
+class Claims:
+    """Claims, and hands on what it got.
+
+    Args:
+        until: when to end if no stop comes.
+        hand_on: called with each job, once it is in hand.
+        hand_back: called with one that was claimed while a stop came.
+        ended: called once, with how it ended, or with the error that made it useless to begin.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        hand: Hand,
+        wakeup: Wakeable,
+        until: Until,
+        hand_on: Callable[[Running], object],
+        hand_back: Callable[[Running], object],
+        ended: Callable[[Ended | BaseException], object],
+    ) -> None:
+        self._terms, self._hand, self._wakeup, self._until = terms, hand, wakeup, until
+        self._hand_on, self._hand_back, self._ended = hand_on, hand_back, ended
+        self._outage = Outage("claim", terms.owner)
+        self._stopping = threading.Event()
+        self._proven, self._idle_rounds = False, 0
+        self._thread = threading.Thread(target=self._run, name=f"{terms.owner} claims", daemon=True)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Claim no more. A claim that is under way is released when it comes back."""
+        self._stopping.set()
+        self._wakeup.wake()
+
+    def close(self) -> None:
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            ended: Ended | BaseException = self._claim_on()
+        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+            ended = error
+        self._hand.close()
+        self._ended(ended)
+
+    def _claim_on(self) -> Ended:
+        while self._hand.has_place():
+            try:
+                job = self._claim()
+            except (SchemaError, UnsupportedEngine) as error:
+                if not self._proven:
+                    raise
+                self._after_failure(error)
+            except Exception as error:  # noqa: BLE001 - of the database or the clock: it may pass
+                self._after_failure(error)
+            else:
+                self._outage.over()
+                ended = self._after_claim(job)
+                if ended is not None:
+                    return ended
+        return "stopped"
+
+    def _claim(self) -> Running | None:
+        terms = self._terms
+        if terms.wants_delivery and not self._proven:
+            # Before anything is claimed: do the tables have the model's columns?
+            terms.repository._own_of(terms.owner)
+        sighting = Sighting(terms.clock)
+        ticket = terms.repository.claim(terms.owner, sighting, terms.lease_ms)
+        self._proven = True
+        if ticket is None:
+            return None
+        job = Running(ticket, sighting, terms.lease_ms, terms.max_run_ms)
+        tell_of(job, logging.DEBUG, "claimed", "claimed")
+        return job
+
+    def _after_claim(self, job: Running | None) -> Ended | None:
+        if job is not None:
+            self._idle_rounds = 0
+            if not self._hand.take(job):
+                self._hand_back(job)
+                return "stopped"
+            self._hand_on(job)
+            return "once" if self._until == "once" else None
+        if self._until == "stopped":
+            self._idle()
+        elif not self._hand.has_fewer():
+            return "empty"
+        return None
+
+    def _idle(self) -> None:
+        self._idle_rounds += 1
+        pause_ms = idle_ms(self._idle_rounds, self._terms.poll_ms, self._terms.draw())
+        try:
+            woken = self._wakeup.wait(pause_ms)
+        except Exception as error:  # noqa: BLE001 - without it, there is still the poll
+            tell(logging.WARNING, "wakeup-failed", f"the wakeup failed: {shown(error)}")
+            self._stopping.wait(pause_ms / 1000)
+        else:
+            if woken:
+                self._idle_rounds = 0
+
+    def _after_failure(self, error: Exception) -> None:
+        failures = self._outage.failed(error)
+        pause_ms = outage_ms(failures, self._terms.poll_ms, self._terms.draw())
+        self._stopping.wait(pause_ms / 1000)

@@ -1,0 +1,91 @@
+"""What the worker tells: one line an event, through the logger `leasestore.worker`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from sqlalchemy.exc import DBAPIError
+
+from leasestore.worker.running import Running
+
+logger = logging.getLogger("leasestore.worker")
+
+_LONGEST = 500
+
+
+def tell(
+    level: int, event: str, text: str, error: BaseException | None = None, **fields: object
+) -> None:
+    """One line; `event` and the fields are attributes of the record. With the traceback of the
+    error, if there is one."""
+    logger.log(level, "%s", text, exc_info=error, extra={"event": event, **fields})
+
+
+def tell_of(
+    job: Running, level: int, event: str, text: str, error: BaseException | None = None
+) -> None:
+    """The same about a job in hand."""
+    ticket = job.ticket
+    logger.log(
+        level,
+        "job %s (token %d, attempt %d): %s",
+        ticket["id"],
+        ticket["token"],
+        ticket["attempt"],
+        text,
+        exc_info=error,
+        extra={
+            "event": event,
+            "job_id": ticket["id"],
+            "token": ticket["token"],
+            "attempt": ticket["attempt"],
+            "owner": ticket["owner"],
+        },
+    )
+
+
+def bounded(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+
+
+def shown(error: BaseException) -> str:
+    """The kind and the text of an error on one line, however long it is and whatever its `__str__`
+    does. Of an error of the database only what the driver said: the statement is ours."""
+    said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    try:
+        text = " ".join(str(said).split())
+    except Exception:  # noqa: BLE001 - the log goes on without it
+        text = "(its text cannot be shown)"
+    return bounded(f"{type(said).__name__}: {text}")
+
+
+class Outage:
+    """Tells once that something fails, and once that it works again.
+
+    Args:
+        what: what cannot be done, as in "cannot claim".
+    """
+
+    def __init__(self, what: str, owner: str) -> None:
+        self._what, self._owner = what, owner
+        self._lock = threading.Lock()
+        self._failures = 0
+
+    def failed(self, error: BaseException) -> int:
+        """How many failures in a row it was."""
+        with self._lock:
+            self._failures += 1
+            failures = self._failures
+        if failures == 1:
+            text = f"cannot {self._what}, and goes on trying: {shown(error)}"
+            tell(logging.WARNING, "outage", text, owner=self._owner)
+        return failures
+
+    def over(self) -> None:
+        """It worked."""
+        with self._lock:
+            failures, self._failures = self._failures, 0
+        if failures:
+            text = f"can {self._what} again, after {failures} failures in a row"
+            tell(logging.WARNING, "outage-over", text, owner=self._owner, failures=failures)

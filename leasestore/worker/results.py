@@ -1,0 +1,56 @@
+"""What a run of a worker comes to."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+Ended = Literal["empty", "once", "stopped", "late", "forced"]
+End = Literal["done", "retried", "dead", "stale", "left", "released"]
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What a worker did in one run, and how the run ended.
+
+    Attributes:
+        done, retried, dead: jobs that it finished, by what became of them; those that the handler
+            finished in its own transaction included.
+        stale: jobs that were somebody else's, or whose time was over, when they were to be
+            finished.
+        left: jobs not finished, whose leases end by themselves: `send` failed without a class, or
+            the finish could not be written while the lease lasted.
+        released: jobs given back because a stop came before their `send` began.
+        running: jobs whose `send` was still at work when the run ended; their leases end by
+            themselves, too. Their threads go on as long as the process does.
+        ended: `empty` (`until_empty`, or `once` with nothing to claim), `once` (one job claimed and
+            worked), `stopped` (by `stop` or a signal, everything in hand brought to an end), `late`
+            (`grace_ms` was over before that), `forced` (a second stop came before that).
+    """
+
+    done: int = 0
+    retried: int = 0
+    dead: int = 0
+    stale: int = 0
+    left: int = 0
+    released: int = 0
+    running: int = 0
+    ended: Ended = "stopped"
+
+
+class Tally:
+    """Counts ends, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counted: Counter[str] = Counter()
+
+    def count(self, end: End) -> None:
+        with self._lock:
+            self._counted[end] += 1
+
+    def total(self, running: int, ended: Ended) -> Worked:
+        with self._lock:
+            return Worked(**self._counted, running=running, ended=ended)
