@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NoReturn, TypeVar
+from copy import copy
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -72,6 +73,7 @@ class JobRepository(Verbs):
     ) -> None:
         self._bind = validation.bind(bind)
         self._queue = Queue.of(self._bind.dialect.name, job, redrive, limits, notify)
+        self._patience_ms: int | None = None
 
     def within(
         self, session_or_connection: Session | scoped_session[Any] | Connection
@@ -92,8 +94,14 @@ class JobRepository(Verbs):
 
     def _on(self, connection: Connection) -> JobRepository:
         """The same queue through a borrowed connection."""
-        other = JobRepository.__new__(JobRepository)
-        other._bind, other._queue = connection, self._queue
+        other = copy(self)
+        other._bind = connection
+        return other
+
+    def _patient(self, patience_ms: int) -> Self:
+        """The same queue, where no statement waits for a row longer than that."""
+        other = copy(self)
+        other._patience_ms = patience_ms
         return other
 
     def _watch(self, now_ms: int | Clock, limit: int) -> Watched:
@@ -124,7 +132,7 @@ class JobRepository(Verbs):
         with (
             connected(self._bind, dialect) as connection,
             _schema_named(self._queue, connection),
-            write_transaction(connection, dialect),
+            write_transaction(connection, dialect, self._patience_ms),
         ):
             answer = work(connection)
         if points is not None and _changed(answer):

@@ -73,8 +73,12 @@ def _leave_the_parents(engine: Engine) -> None:
 
 
 @contextmanager
-def write_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]:
+def write_transaction(
+    connection: Connection, dialect: Dialect, patience_ms: int | None = None
+) -> Iterator[None]:
     """One immediate transaction: the write lock first, then the block, then COMMIT.
+
+    With `patience_ms`, where rows have locks, no statement waits for one longer than that.
 
     Whatever goes wrong, the transaction is rolled back, the error goes on unchanged, and a
     connection that cannot be shown to be outside a transaction is thrown away.
@@ -91,6 +95,8 @@ def write_transaction(connection: Connection, dialect: Dialect) -> Iterator[None
             with _busy_named(dialect):
                 transaction = connection.begin()
                 dialect.take_write_lock(connection)
+                if patience_ms is not None:
+                    dialect.wait_at_most(connection, patience_ms)
                 yield
                 dialect.check_still_begun(connection)
                 transaction.commit()

@@ -102,6 +102,11 @@ class Dialect(Protocol):
         """
         ...
 
+    def wait_at_most(self, connection: Connection, patience_ms: int, /) -> None:
+        """Let no statement of this transaction wait longer than that for the lock of a row, where
+        there are such locks; `is_busy` tells that one did."""
+        ...
+
     def begin_for_caller(self, connection: Connection, /) -> None:
         """The same for a transaction that the application ends.
 

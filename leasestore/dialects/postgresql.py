@@ -197,6 +197,11 @@ def take_write_lock(connection: Connection) -> None:
     """There is none to take: rows are locked one by one."""
 
 
+def wait_at_most(connection: Connection, patience_ms: int) -> None:
+    # For this transaction only: behind a pooler the session is somebody else's afterwards.
+    connection.execute(text(f"SET LOCAL lock_timeout = {patience_ms:d}"))
+
+
 def begin_for_caller(connection: Connection) -> None:
     _refuse_autocommit(connection)
 

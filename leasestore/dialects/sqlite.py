@@ -143,6 +143,10 @@ def take_write_lock(connection: Connection) -> None:
     _note_lock(connection)
 
 
+def wait_at_most(connection: Connection, patience_ms: int) -> None:
+    """The one lock is held already; for how long to wait for it, the engine's timeout says."""
+
+
 def begin_for_caller(connection: Connection) -> None:
     """The same for a transaction that the application ends, by SQLAlchemy's rollback if need be."""
     skips_rollback = getattr(connection.dialect, "skip_autocommit_rollback", False)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 
+from leasestore.worker.results import End, Ended, Worked
 from leasestore.worker.running import Running
 
 
 class Hand:
-    """Which jobs this run has claimed and not yet put down.
+    """Which jobs this run has claimed and not yet put down, and how many came to what end.
 
     Args:
         places: how many it may be.
@@ -20,6 +22,7 @@ class Hand:
         self._places, self._emptied = places, emptied
         self._changed = threading.Condition()
         self._jobs: set[Running] = set()
+        self._ends: Counter[str] = Counter()
         self._closed, self._stopped = False, False
 
     def has_place(self) -> bool:
@@ -42,8 +45,14 @@ class Hand:
                 self._jobs.add(job)
             return not self._stopped
 
-    def put_down(self, job: Running) -> None:
+    def count(self, end: End) -> None:
+        """What a job came to that was never in hand."""
         with self._changed:
+            self._ends[end] += 1
+
+    def put_down(self, job: Running, end: End) -> None:
+        with self._changed:
+            self._ends[end] += 1
             self._jobs.discard(job)
             self._changed.notify_all()
             told = self._closed and not self._jobs
@@ -66,3 +75,10 @@ class Hand:
     def jobs(self) -> list[Running]:
         with self._changed:
             return list(self._jobs)
+
+    def sum_up(self, ended: Ended) -> tuple[list[Running], Worked]:
+        """The jobs still in hand, and what all the others came to, at the same moment."""
+        with self._changed:
+            jobs = list(self._jobs)
+            running = sum(job.begun for job in jobs)
+            return jobs, Worked(**self._ends, running=running, ended=ended)

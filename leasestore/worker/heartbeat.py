@@ -29,15 +29,16 @@ class Heartbeat:
     """The jobs whose leases are kept alive, from `add` to `remove`.
 
     Args:
-        threads: the most renewers, each with a connection while there is a job to renew.
+        places: how many jobs there are at most. There may be twice as many renewers and two more,
+            each with a connection: those that are stuck may be so with jobs that are given up.
         lease_ms: of each renewal; leases are renewed when a third of it is over.
     """
 
     def __init__(
-        self, repository: JobRepository, clock: Clock, owner: str, lease_ms: int, threads: int
+        self, repository: JobRepository, clock: Clock, owner: str, lease_ms: int, places: int
     ) -> None:
         self._repository, self._clock, self._owner = repository, clock, owner
-        self._lease_ms, self._most = lease_ms, threads
+        self._lease_ms, self._most = lease_ms, 2 * places + 2
         self._changed = threading.Condition()
         self._jobs: set[Running] = set()
         self._outage = Outage("renew leases", owner)

@@ -16,7 +16,7 @@ from leasestore.worker.hand import Hand
 from leasestore.worker.handlers import Handler
 from leasestore.worker.heartbeat import Heartbeat
 from leasestore.worker.log import shown, tell_of
-from leasestore.worker.results import End, Tally
+from leasestore.worker.results import End
 from leasestore.worker.running import Running
 from leasestore.worker.settling import GivenUp, Settling
 from leasestore.worker.terms import Terms
@@ -44,7 +44,6 @@ class Places:
             threading.Thread(target=self._work_on, name=f"{terms.owner} place {n}", daemon=True)
             for n in range(1, terms.concurrency + 1)
         ]
-        self.tally = Tally()
 
     def open(self) -> None:
         for thread in self._threads:
@@ -63,8 +62,10 @@ class Places:
 
     def release(self, job: Running) -> None:
         """Give back one that was claimed too late to be worked."""
+        end: End = "left"
         with suppress(GivenUp):
-            self.tally.count(self._released(job))
+            end = self._released(job)
+        self._hand.count(end)
 
     def _work_on(self) -> None:
         while (job := self._queue.get()) is not None:
@@ -84,8 +85,7 @@ class Places:
             )
         finally:
             self._heartbeat.remove(job)
-            self.tally.count(end)
-            self._hand.put_down(job)
+            self._hand.put_down(job, end)
 
     def _worked(self, job: Running) -> End:
         attempt = Attempt(job.ticket, self._terms.draw())
@@ -128,7 +128,9 @@ class Places:
         error = error or self._refused(attempt)
         if error is not None:
             if job.lost.is_set():
-                return _told(job, "stale", "it failed after its lease was lost", error)
+                text = "it failed after its lease was lost"
+                tell_of(job, logging.WARNING, "stale", text, error)
+                return "stale"
             if self._terms.unclassified == "leave":
                 return _told(job, "left", "it failed, and its lease ends by itself", error)
             attempt.retry()

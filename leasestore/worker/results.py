@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,19 +36,3 @@ class Worked:
     released: int = 0
     running: int = 0
     ended: Ended = "stopped"
-
-
-class Tally:
-    """Counts ends, from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counted: Counter[str] = Counter()
-
-    def count(self, end: End) -> None:
-        with self._lock:
-            self._counted[end] += 1
-
-    def total(self, running: int, ended: Ended) -> Worked:
-        with self._lock:
-            return Worked(**self._counted, running=running, ended=ended)

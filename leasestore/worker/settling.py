@@ -8,14 +8,15 @@ import threading
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from leasestore.clock import Clock, monotonic_ms
-from leasestore.repository import JobRepository
+from leasestore.clock import monotonic_ms
 from leasestore.tickets import Outcome, Status
 from leasestore.worker.log import shown, tell_of
-from leasestore.worker.pauses import Draw, outage_ms
+from leasestore.worker.pauses import outage_ms
 from leasestore.worker.running import Running, in_hand_still, was_left_by
+from leasestore.worker.terms import Terms
 
 _T = TypeVar("_T")
+_LEAST_PATIENCE_MS = 50
 
 
 class GivenUp(Exception):
@@ -31,14 +32,14 @@ class Settling:
 
     def __init__(
         self,
-        repository: JobRepository,
-        clock: Clock,
-        poll_ms: int,
-        draw: Draw,
+        terms: Terms,
         over: threading.Event,
     ) -> None:
-        self._repository, self._clock = repository, clock
-        self._poll_ms, self._draw, self._over = poll_ms, draw, over
+        # The row may be locked for a while, by a renewal that is stuck for one: rather than wait
+        # for it without end, the statement is sent again.
+        patience_ms = max(_LEAST_PATIENCE_MS, terms.lease_ms // 6)
+        self._repository = terms.repository._patient(patience_ms)
+        self._terms, self._over = terms, over
 
     def finish(self, job: Running, outcome: Outcome, delay_ms: int) -> Status | Literal["stale"]:
         """Write the outcome; of a lost job only look what has become of it."""
@@ -78,13 +79,13 @@ class Settling:
 
     def _pause(self, job: Running, failures: int) -> None:
         left_ms = job.lost.until_ms - monotonic_ms()
-        pause_ms = outage_ms(failures, self._poll_ms, self._draw())
+        pause_ms = outage_ms(failures, self._terms.poll_ms, self._terms.draw())
         self._over.wait(max(0, min(pause_ms, left_ms)) / 1000)
 
     def _finish(self, job: Running, outcome: Outcome, delay_ms: int) -> Status | Literal["stale"]:
         lost = job.lost.is_set()
         if not lost:
-            status = self._repository.finish(job.ticket, outcome, self._clock, delay_ms)
+            status = self._repository.finish(job.ticket, outcome, self._terms.clock, delay_ms)
             if status:
                 return status
         # The answer to an earlier try may have been cut off after its COMMIT, or the handler has

@@ -40,7 +40,7 @@ class Shift:
             terms.repository, terms.clock, terms.owner, terms.lease_ms, terms.concurrency
         )
         self._handler = handler_of(terms.send, terms.owner)
-        settling = Settling(terms.repository, terms.clock, terms.poll_ms, terms.draw, self._over)
+        settling = Settling(terms, self._over)
         self._places = Places(terms, self._handler, self._hand, self._heartbeat, settling)
         self._claims = Claims(
             terms,
@@ -69,9 +69,9 @@ class Shift:
 
     def close(self, ended: Ended) -> Worked:
         """End every thread that can be ended. The jobs still in hand are left to their leases."""
-        left = self._hand.jobs()
         self._over.set()
         self.stop()
+        left, worked = self._hand.sum_up(ended)
         for job in left:
             job.lost.set()
             text = "the worker ends before it has; its lease ends by itself"
@@ -80,8 +80,7 @@ class Shift:
         self._heartbeat.close()
         self._handler.close()
         self._claims.close()
-        running = sum(job.begun for job in left)
-        return self._places.tally.total(running, ended)
+        return worked
 
     def _take_up(self, job: Running) -> None:
         self._heartbeat.add(job)

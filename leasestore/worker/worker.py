@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -205,7 +205,7 @@ class Worker:
                 self._mail = SimpleQueue()
                 worked = shift.close(ended)
                 text = f"worker {terms.owner} ends: {worked}"
-                tell(logging.INFO, "ended", text, owner=terms.owner, worked=worked)
+                tell(logging.INFO, "ended", text, owner=terms.owner, **asdict(worked))
             return worked
 
     def _wait(self, mail: _Mail, shift: Shift) -> Ended:
@@ -226,9 +226,9 @@ class Worker:
                 if grace_ends_ms is not None:
                     return "forced" if not shift.idle else "stopped"
                 grace_ends_ms = monotonic_ms() + self._terms.grace_ms
+                shift.stop()
                 text = f"worker {self._terms.owner} stops"
                 tell(logging.INFO, "stopping", text, owner=self._terms.owner)
-                shift.stop()
         return ended if grace_ends_ms is None else "stopped"
 
 

@@ -234,6 +234,42 @@ def test_a_retryable_failure_waits_by_the_formula(store: Store) -> None:
         assert store.repository.claim("me", 2000, job_id=f"job-{number}") is not None
 
 
+@pytest.mark.parametrize("delay_ms", [0, 1, 7_000, 59_800])
+def test_a_retryable_failure_that_says_when_waits_so_long(store: Store, delay_ms: int) -> None:
+    enqueued(store)
+    sent = Sent(Retryable("busy", delay_ms=delay_ms))
+    answer = run_once(store.repository, "me", Ticks(100, 150), sent, 0)
+    assert answer == {"id": "a", "token": 1, "status": "pending"}
+    row = store.row("a")
+    assert (row["reason"], row["available_at"]) == ("retry", 150 + delay_ms)
+
+
+def test_a_delay_beyond_the_limits_reaches_the_caller(one_store: Store) -> None:
+    store = one_store
+    enqueued(store)
+    sent = Sent(Retryable(delay_ms=60_001))
+    with pytest.raises(ValueError, match=r"delay_ms: .*Limits\(delay_ms=...\)"):
+        run_once(store.repository, "me", Ticks(100, 150), sent, 0)
+    assert store.row("a")["status"] == "leased"
+
+
+def test_an_attempt_keeps_what_was_raised_without_its_traceback(one_store: Store) -> None:
+    ticket: Ticket = {
+        "id": "a", "qty": 1, "owner": "me", "token": 1, "attempt": 2, "lease_until": 9,
+    }  # fmt: skip
+    for error in (Retryable("why", delay_ms=5), Permanent("why")):
+        with Attempt(ticket, 1) as attempt:
+            raise error
+        assert attempt.error is error
+        assert error.__traceback__ is None
+    again = Attempt(ticket, 1)
+    assert again.error is None
+    again.retry()
+    assert (again.outcome, again.delay_ms) == ("retry", 200)
+    again.retry(5_000)
+    assert again.delay_ms == 5_000
+
+
 def test_a_retryable_failure_at_the_last_attempt_ends_the_job(store: Store) -> None:
     enqueued(store, max_attempts=1)
     answer = run_once(store.repository, "me", Ticks(100, 150), Sent(Retryable()), 1)

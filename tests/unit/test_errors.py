@@ -52,6 +52,7 @@ ROW: JobState = {
 ERRORS: dict[str, LeaseStoreError] = {
     "Conflict": Conflict("a", 2, 3),
     "Retryable": Retryable("slow down"),
+    "Retryable that says when": Retryable("slow down", delay_ms=5_000),
     "Permanent": Permanent("never"),
     "BadAck": BadAck(1),
     "StaleTicket": StaleTicket(TICKET, ROW),
@@ -168,3 +169,23 @@ def test_subclasses_pickle_as_themselves() -> None:
 
 class Renamed(Conflict):
     """An application's own kind of conflict."""
+
+
+class OldFashioned(Retryable):
+    def __init__(self) -> None:
+        pass
+
+
+def test_a_retryable_says_when_or_nothing() -> None:
+    assert Retryable("why").delay_ms is None
+    assert OldFashioned().delay_ms is None
+    error = Retryable("why", 7, delay_ms=0)
+    assert (error.args, error.delay_ms) == (("why", 7), 0)
+    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (same.args, same.delay_ms) == (error.args, 0)
+
+
+@pytest.mark.parametrize("delay_ms", [-1, 1.0, "5", True])
+def test_a_delay_that_is_none_is_refused_where_it_is_raised(delay_ms: Any) -> None:
+    with pytest.raises(ValueError, match="delay_ms: expected int from 0"):
+        Retryable("why", delay_ms=delay_ms)

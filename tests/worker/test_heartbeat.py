@@ -1,0 +1,280 @@
+"""Leases are renewed while a handler works, no longer, and are lost when they are lost."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event
+
+from leasestore import Delivery, JobRepository, Watcher, Worked, Worker, system_clock
+from tests.worker.scene import (
+    LONGEST_WAIT_S,
+    SHORT_MS,
+    Away,
+    Gate,
+    Meddled,
+    Queue,
+    Told,
+    at_work,
+)
+
+
+def outlast(told: Told, leases: int = 5) -> None:
+    """Waits until a lease of three renewals has been renewed that many times over."""
+    told.wait_for("renewed", 3 * leases)
+
+
+@pytest.mark.parametrize("face", ["plain", "coroutine"])
+def test_a_handler_that_takes_five_leases_runs_once(
+    either_queue: Queue, told: Told, face: str
+) -> None:
+    either_queue.enqueue("a", "b")
+    sent: list[str] = []
+
+    def plain(event: Any) -> bool:
+        sent.append(event["id"])
+        outlast(told)
+        return True
+
+    async def coroutine(event: Any) -> bool:
+        # It blocks the event loop.
+        return plain(event)
+
+    other = JobRepository(either_queue.engine)
+    watcher = Watcher(other, every_ms=10)
+    worker = Worker(
+        either_queue.jobs,
+        plain if face == "plain" else coroutine,
+        lease_ms=2 * SHORT_MS,
+        concurrency=2,
+        poll_ms=10,
+        watcher=watcher,
+    )
+    with at_work(worker, until_empty=True) as going:
+        assert going.ended() == Worked(done=2, ended="empty")
+    assert sorted(sent) == ["a", "b"]
+    assert [either_queue.end(job_id) for job_id in "ab"] == [("done", None, 1)] * 2
+
+
+def test_no_renewal_comes_after_the_finish_has_begun(meddled: Meddled, queue: Queue) -> None:
+    queue.enqueue("a")
+    going_on = Gate()
+    renewals = threading.Semaphore(0)
+    meddled.before["renew"] = lambda *_: renewals.release()
+
+    def send(_: Any) -> bool:
+        assert renewals.acquire(timeout=LONGEST_WAIT_S)
+        return True
+
+    def finishing(*_: Any) -> None:
+        going_on.stand()
+
+    meddled.before["finish"] = finishing
+    with at_work(Worker(meddled, send, lease_ms=SHORT_MS), once=True) as going:
+        going_on.came()
+        # Of a lease that goes on it would have come by now, twice.
+        threading.Event().wait(2 * SHORT_MS / 3000)
+        going_on.open()
+        going.ended()
+    called = [verb for verb in meddled.called if verb in ("renew", "finish")]
+    assert called.index("finish") == len(called) - 1
+
+
+def test_a_finish_does_not_wait_for_the_interval_of_the_heartbeat(queue: Queue, told: Told) -> None:
+    queue.enqueue("a")
+    worker = Worker(queue.jobs, lambda _: True, lease_ms=60_000)
+    # Its first renewal would come after twenty seconds, and the test's time is shorter.
+    assert worker.run(once=True).done == 1
+    assert "renewed" not in told.events()
+
+
+@pytest.mark.timeout(20)
+def test_a_renewal_that_is_stuck_does_not_hold_up_the_finish(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.enqueue("a")
+    stuck = Gate()
+    meddled.before["renew"] = lambda *_: stuck.stand()
+
+    def send(_: Any) -> bool:
+        stuck.came()
+        return True
+
+    worker = Worker(meddled, send, lease_ms=3_000)
+    assert worker.run(once=True) == Worked(done=1, ended="once")
+    stuck.open()
+    told.wait_for("renewed")
+    assert queue.end("a") == ("done", None, 1)
+    assert "lost" not in told.events()
+
+
+def test_nor_does_one_that_has_the_row_locked(postgresql_queue: Queue, told: Told) -> None:
+    queue = postgresql_queue
+    queue.enqueue("a")
+    stuck = Gate()
+
+    @event.listens_for(queue.engine, "after_cursor_execute")
+    def stand_in_the_middle(_c: Any, _cursor: Any, text: str, *_: Any) -> None:
+        if text.startswith("UPDATE jobs SET lease_until="):
+            stuck.stand()
+
+    def send(_: Any) -> bool:
+        stuck.came()
+        return True
+
+    with at_work(Worker(queue.jobs, send, lease_ms=3_000, poll_ms=20), once=True) as going:
+        told.wait_for("unsettled")
+        stuck.open()
+        # The renewal has landed meanwhile, so the ticket in hand was an old one.
+        assert going.ended() == Worked(done=1, ended="once")
+    assert queue.end("a") == ("done", None, 1)
+
+
+def test_a_stuck_renewal_does_not_cost_the_other_jobs_their_leases(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.enqueue("stuck", max_attempts=1)
+    queue.enqueue("other")
+    stuck, renewed = Gate(), threading.Semaphore(0)
+
+    def renewing(ticket: Any, *_: Any) -> None:
+        if ticket["id"] == "stuck":
+            stuck.stand()
+        else:
+            renewed.release()
+
+    meddled.before["renew"] = renewing
+
+    def send(delivery: Delivery) -> bool:
+        if delivery.id == "stuck":
+            assert delivery.lost.wait(LONGEST_WAIT_S)
+            return True
+        for _ in range(9):
+            assert renewed.acquire(timeout=LONGEST_WAIT_S)
+        return not delivery.lost.is_set()
+
+    worker = Worker(meddled, send, lease_ms=4 * SHORT_MS, concurrency=2)
+    with at_work(worker) as going:
+        told.wait_for("done")
+        told.wait_for("stale")
+        stuck.open()
+        worked = going.stopped()
+    assert worked == Worked(done=1, stale=1, ended="stopped")
+    assert queue.end("other") == ("done", None, 1)
+
+
+def test_a_lease_that_cannot_be_renewed_in_time_is_lost_by_our_own_clock(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.enqueue("a")
+    meddled.before["renew"] = Away()
+
+    def send(delivery: Delivery) -> bool:
+        assert not delivery.lost.is_set()
+        assert delivery.lost.wait(LONGEST_WAIT_S)
+        return True
+
+    # By the clock of the database the lease never ends.
+    now = system_clock()
+    worker = Worker(meddled, send, clock=lambda: now, lease_ms=SHORT_MS)
+    assert worker.run(once=True) == Worked(stale=1, ended="once")
+    assert "finish" not in meddled.called
+    assert queue.row("a")["status"] == "leased"
+    assert told.events("lost", "stale") == ["lost", "stale"]
+
+
+def test_a_renewal_that_fails_is_tried_again_and_told_once(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.enqueue("a")
+    meddled.before["renew"] = Away(times=3)
+
+    def send(delivery: Delivery) -> bool:
+        told.wait_for("outage-over")
+        return not delivery.lost.is_set()
+
+    worker = Worker(meddled, send, lease_ms=3_000)
+    assert worker.run(once=True) == Worked(done=1, ended="once")
+    assert told.events("outage", "outage-over", "lost") == ["outage", "outage-over"]
+    assert vars(told.wait_for("outage-over"))["failures"] == 3
+
+
+def test_a_lease_that_somebody_else_has_is_lost_at_once(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.enqueue("a")
+
+    def send(delivery: Delivery) -> bool:
+        # An operator with a clock of his own; the lease has a minute to go.
+        queue.jobs.recover(system_clock() + 59_000)
+        assert queue.row("a")["reason"] == "expired"
+        assert delivery.lost.wait(LONGEST_WAIT_S)
+        return True
+
+    worker = Worker(meddled, send, lease_ms=1_000)
+    assert worker.run(once=True) == Worked(stale=1, ended="once")
+    assert queue.end("a") == ("pending", "expired", 1)
+    assert "finish" not in meddled.called
+
+
+def test_a_job_that_runs_for_too_long_is_renewed_no_more(queue: Queue, told: Told) -> None:
+    queue.enqueue("a", max_attempts=1)
+
+    def send(delivery: Delivery) -> bool:
+        assert delivery.lost.wait(LONGEST_WAIT_S)
+        return True
+
+    worker = Worker(queue.jobs, send, lease_ms=SHORT_MS, max_run_ms=3 * SHORT_MS, poll_ms=10)
+    with at_work(worker) as going:
+        told.wait_for("stale")
+        while queue.row("a")["status"] == "leased":
+            told.wait_for("started")
+        assert going.stopped().stale == 1
+    assert queue.end("a") == ("dead", "exhausted", 1)
+    assert told.events("overlong", "lost", "stale") == ["overlong", "lost", "stale"]
+    assert told.events().count("renewed") >= 3
+
+
+def test_a_lease_is_not_renewed_past_the_deadline(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.jobs.enqueue({"id": "a", "qty": 1}, system_clock, 2 * SHORT_MS)
+
+    def send(delivery: Delivery) -> bool:
+        assert delivery.lost.wait(LONGEST_WAIT_S)
+        return True
+
+    worker = Worker(meddled, send, lease_ms=SHORT_MS)
+    assert worker.run(once=True).stale == 1
+    # Once or twice up to the deadline, and not for ever at it.
+    assert 1 <= meddled.called.count("renew") <= 4
+
+
+def test_a_lease_that_reaches_the_deadline_is_not_renewed_at_all(
+    meddled: Meddled, queue: Queue
+) -> None:
+    queue.jobs.enqueue({"id": "a", "qty": 1}, system_clock, SHORT_MS)
+
+    def send(delivery: Delivery) -> bool:
+        assert delivery.lost.wait(LONGEST_WAIT_S)
+        return True
+
+    assert Worker(meddled, send, lease_ms=1000).run(once=True).stale == 1
+    assert "renew" not in meddled.called
+
+
+def test_handlers_that_use_up_the_pool_do_not_cost_a_lease(path: Any, told: Told) -> None:
+    engine: Engine = create_engine(f"sqlite:///{path}", pool_size=3, max_overflow=0)
+    queue = Queue(engine, JobRepository(engine))
+    queue.enqueue("a")
+
+    def send(_: Any) -> bool:
+        told.wait_for("renewed")
+        with engine.connect(), engine.connect():
+            outlast(told, 2)
+        return True
+
+    assert Worker(queue.jobs, send, lease_ms=SHORT_MS).run(once=True).done == 1
+    engine.dispose()

@@ -1,0 +1,314 @@
+"""How a run begins, what it claims, and how it ends when nobody stops it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from leasestore import (
+    JobRepository,
+    SchemaError,
+    UnsupportedEngine,
+    Watcher,
+    Worked,
+    Worker,
+    database_clock,
+    system_clock,
+)
+from tests.support import rows
+from tests.worker.scene import Gate, Queue, Told, at_work, statements
+
+ROOT = Path(__file__).parents[2]
+
+
+def ok(_: Any) -> bool:
+    return True
+
+
+def test_until_empty_works_all_there_is(either_queue: Queue) -> None:
+    either_queue.enqueue(*(f"job-{n}" for n in range(30)))
+    clock = database_clock(either_queue.engine)
+    worker = Worker(either_queue.jobs, ok, concurrency=4, clock=clock)
+    assert worker.run(until_empty=True) == Worked(done=30, ended="empty")
+    assert {either_queue.end(f"job-{n}") for n in range(30)} == {("done", None, 1)}
+
+
+def test_until_empty_waits_for_what_is_in_hand(queue: Queue) -> None:
+    queue.enqueue("first")
+    gate = Gate()
+
+    def send(event: Any) -> bool:
+        if event["id"] == "first":
+            gate.stand()
+            queue.enqueue("second")
+        return True
+
+    sent = statements(queue.engine)
+    with at_work(Worker(queue.jobs, send, concurrency=2), until_empty=True) as going:
+        gate.came()
+        gate.open()
+        assert going.ended() == Worked(done=2, ended="empty")
+    # It did not ask over and over while it waited.
+    assert sum(text.startswith("UPDATE") for text in sent) < 40
+
+
+def test_once_works_one_job(queue: Queue) -> None:
+    queue.enqueue("a", "b")
+    worker = Worker(queue.jobs, ok, concurrency=3)
+    assert worker.run(once=True) == Worked(done=1, ended="once")
+    assert worker.run(once=True) == Worked(done=1, ended="once")
+    assert worker.run(once=True) == Worked(ended="empty")
+
+
+def test_no_more_jobs_are_claimed_than_there_are_places(queue: Queue) -> None:
+    queue.enqueue("a", "b", "c", "d")
+    gate = Gate()
+
+    def send(_: Any) -> bool:
+        gate.stand()
+        return True
+
+    with at_work(Worker(queue.jobs, send, concurrency=2), until_empty=True) as going:
+        gate.came()
+        gate.came()
+        assert [queue.row(n)["status"] for n in "abcd"] == [*["leased"] * 2, *["pending"] * 2]
+        gate.open()
+        assert going.ended().done == 4
+
+
+def test_a_job_enqueued_while_it_idles_is_worked(queue: Queue, told: Told) -> None:
+    with at_work(Worker(queue.jobs, ok, poll_ms=20)) as going:
+        told.wait_for("started")
+        queue.enqueue("a")
+        told.wait_for("done")
+        assert going.stopped() == Worked(done=1, ended="stopped")
+
+
+class CountedPauses:
+    """A wakeup that passes the time of each pause without waiting, until it has counted so much."""
+
+    def __init__(self, total_ms: int) -> None:
+        self._left_ms = total_ms
+        self.pauses: list[int] = []
+        self.done, self._over = threading.Event(), threading.Event()
+
+    def wait(self, timeout_ms: int) -> bool:
+        if sum(self.pauses) + timeout_ms > self._left_ms:
+            self.done.set()
+            return self._over.wait(30)
+        self.pauses.append(timeout_ms)
+        return False
+
+    def wake(self) -> None:
+        self._over.set()
+
+    def close(self) -> None:
+        raise AssertionError("it is the caller's")
+
+
+@pytest.mark.parametrize("drawn", [0, 0.5, 1])
+def test_an_idle_minute_costs_little(queue: Queue, drawn: float) -> None:
+    wakeup = CountedPauses(60_000)
+    sent = statements(queue.engine)
+    with at_work(Worker(queue.jobs, ok, poll_ms=1000, jitter=drawn, wakeup=wakeup)) as going:
+        assert wakeup.done.wait(30)
+        claims = sum("token = jobs.token + 1" in text or "token + 1" in text for text in sent)
+        going.stopped()
+    assert len(wakeup.pauses) <= 86
+    assert claims == len(wakeup.pauses) + 1
+    assert len(sent) == 3 * claims
+    first, longest = round(50 * (0.75 + 0.25 * drawn)), round(1000 * (0.75 + 0.25 * drawn))
+    assert (wakeup.pauses[0], max(wakeup.pauses)) == (first, longest)
+    assert wakeup.pauses[6:] == [longest] * len(wakeup.pauses[6:])
+
+
+def test_a_wakeup_that_wakes_makes_it_look_at_once(queue: Queue) -> None:
+    class Woken(CountedPauses):
+        def wait(self, timeout_ms: int) -> bool:
+            super().wait(timeout_ms)
+            return True
+
+    wakeup = Woken(500)
+    with at_work(Worker(queue.jobs, ok, poll_ms=1000, jitter=1, wakeup=wakeup)) as going:
+        assert wakeup.done.wait(30)
+        going.stopped()
+    assert set(wakeup.pauses) == {50}
+
+
+def test_a_wakeup_that_fails_leaves_the_poll(queue: Queue, told: Told) -> None:
+    class Broken(CountedPauses):
+        def wait(self, timeout_ms: int) -> bool:
+            raise OSError("the wire is cut")
+
+    with at_work(Worker(queue.jobs, ok, poll_ms=10, wakeup=Broken(0))) as going:
+        told.wait_for("wakeup-failed", 3)
+        queue.enqueue("a")
+        told.wait_for("done")
+        assert going.stopped().done == 1
+
+
+def test_it_raises_before_anything_is_claimed_where_the_tables_are_missing(
+    tmp_path: Path, told: Told
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'empty.db'}")
+    worker = Worker(JobRepository(engine), ok)
+    with pytest.raises(SchemaError, match="lacks jobs"):
+        worker.run()
+    assert told.events() == ["started", "ended"]
+    engine.dispose()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the mode is younger")
+def test_it_raises_where_the_engine_cannot_hold_a_transaction(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}", connect_args={"autocommit": True})
+    with pytest.raises(UnsupportedEngine, match="autocommit"):
+        Worker(JobRepository(engine), ok).run()
+    engine.dispose()
+
+
+def test_a_worker_runs_once_at_a_time_and_again_later(queue: Queue, told: Told) -> None:
+    worker = Worker(queue.jobs, ok)
+    assert worker.owner is None
+    with at_work(worker) as going:
+        told.wait_for("started")
+        first = worker.owner
+        with pytest.raises(RuntimeError, match="running already"):
+            worker.run()
+        going.stopped()
+    assert worker.run(until_empty=True) == Worked(ended="empty")
+    assert worker.owner != first
+
+
+def test_names_tell_workers_apart(queue: Queue) -> None:
+    names = set()
+    for _ in range(3):
+        worker = Worker(queue.jobs, ok)
+        worker.run(until_empty=True)
+        assert worker.owner
+        assert re.fullmatch(rf"[A-Za-z0-9_-]+-{os.getpid()}-[0-9a-f]{{8}}", worker.owner)
+        assert len(worker.owner) <= 64
+        names.add(worker.owner)
+    assert len(names) == 3
+    named = Worker(queue.jobs, ok, owner="me")
+    named.run(until_empty=True)
+    assert named.owner == "me"
+
+
+@pytest.mark.parametrize("host", ["h" * 300, "h\u00f6st.example.org", ""])
+def test_a_name_is_an_identifier_whatever_the_host_is_called(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    queue.enqueue("a")
+    assert Worker(queue.jobs, ok).run(once=True).done == 1
+
+
+FORKED = """
+import os, sys
+from sqlalchemy import create_engine
+from leasestore import JobRepository, Worker, system_clock
+jobs = JobRepository(create_engine(sys.argv[1]))
+for n in range(60):
+    jobs.enqueue({"id": f"job-{n}", "qty": 1}, system_clock, 60_000)
+def send(event):
+    return True
+worker = Worker(jobs, send, concurrency=2)
+children = []
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        worked = worker.run(until_empty=True)
+        print(worker.owner, worked.done, worked.left, worked.stale, flush=True)
+        os._exit(0)
+    children.append(child)
+worked = worker.run(until_empty=True)
+print(worker.owner, worked.done, worked.left, worked.stale, flush=True)
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+"""
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_forked_worker_has_a_name_and_connections_of_its_own(
+    database: str, path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{path}"
+    if database == "postgresql":
+        url = request.getfixturevalue("postgresql").fresh().render_as_string(hide_password=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKED, url],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert len({name for name, *_ in told}) == 4
+    assert sum(int(count) for _, count, *_ in told) == 60
+    assert {tuple(rest) for _, _, *rest in told} == {("0", "0")}
+
+
+def test_a_watcher_runs_beside_it_and_is_stopped_with_it(queue: Queue, path: Path) -> None:
+    queue.enqueue("lost")
+    ticket = queue.jobs.claim("gone", system_clock, 1)
+    assert ticket
+    found = Gate()
+
+    def report(job: Any) -> None:
+        found.stand(job["owner"])
+
+    while system_clock() < ticket["lease_until"]:
+        pass
+    # A clock that stands still before the lease's end: the worker itself leaves the job alone.
+    watcher = Watcher(queue.jobs, report=report)
+    worker = Worker(queue.jobs, ok, clock=lambda: ticket["lease_until"] - 1, watcher=watcher)
+    with at_work(worker) as going:
+        assert found.came() == "gone"
+        found.open()
+        assert going.stopped().ended == "stopped"
+    assert not [t for t in threading.enumerate() if t.name.endswith("watcher")]
+    assert [row["owner"] for row in rows(path)] == [None]
+
+
+def test_a_watcher_that_fails_is_no_reason_to_stop(queue: Queue, told: Told) -> None:
+    class Broken:
+        def run(self) -> None:
+            raise SystemExit(1)
+
+        def stop(self) -> None:
+            pass
+
+    queue.enqueue("a")
+    with at_work(Worker(queue.jobs, ok, watcher=Broken())) as going:
+        assert told.wait_for("watcher-failed").levelno == logging.ERROR
+        told.wait_for("done")
+        assert going.stopped().done == 1
+
+
+def test_no_thread_is_left_and_no_connection(queue: Queue) -> None:
+    async def send(_: Any) -> bool:
+        return True
+
+    before = set(threading.enumerate())
+    queue.enqueue("a", "b")
+    for handler in (ok, send):
+        Worker(queue.jobs, handler, concurrency=3).run(until_empty=True)
+    assert set(threading.enumerate()) == before
+    pool: Any = queue.engine.pool
+    assert pool.checkedout() == 0
+
+
+def test_what_it_tells_names_the_job_and_the_run(queue: Queue, told: Told) -> None:
+    queue.enqueue("a")
+    Worker(queue.jobs, ok, owner="w").run(once=True)
+    assert told.events() == ["started", "claimed", "done", "ended"]
+    fields = [vars(record) for record in told.records]
+    assert {record["owner"] for record in fields} == {"w"}
+    assert (fields[2]["job_id"], fields[2]["token"], fields[2]["attempt"]) == ("a", 1, 1)
+    assert (fields[3]["done"], fields[3]["ended"]) == (1, "once")
