@@ -8,6 +8,8 @@ import click
 
 from leasestore.cli.demo import demo
 from leasestore.cli.schema import check, sql, stamp, upgrade
+from leasestore.cli.watch import watch
+from leasestore.cli.work import work
 
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -33,5 +35,5 @@ def leasestore() -> None:
     """Jobs with leases, in the database you already have."""
 
 
-for command in (check, demo, sql, stamp, upgrade):
+for command in (check, demo, sql, stamp, upgrade, watch, work):
     leasestore.add_command(command)

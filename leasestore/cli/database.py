@@ -14,6 +14,7 @@ from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from leasestore import LeaseStoreError
+from leasestore.cli.secrets import masked
 
 _HAS_PASSWORD = re.compile(r":[^/\\]*@")
 
@@ -96,5 +97,5 @@ def told_in_one_line(url: URL | None = None) -> Iterator[None]:
         raise click.ClickException(str(error)) from error
     except (SQLAlchemyError, ImportError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        told = " ".join(str(cause).split())
+        told = masked(" ".join(str(cause).split()))
         raise click.ClickException(f"{url.render_as_string() if url else ''}: {told}") from error

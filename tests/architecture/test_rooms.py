@@ -73,7 +73,7 @@ RULES: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
         {"cli", "dialects/__init__", "models", "queue_file", "schema"},
     ),
     "the SQLite driver": (_imported("sqlite3"), {"dialects/sqlite", "queue_file"}),
-    "a clock": (_imported("time", "datetime"), {"clock"}),
+    "a clock": (_imported("time", "datetime"), {"cli", "clock"}),
     "chance": (_imported("random"), {"dialects/sqlite", "wakeup", "watcher", "worker"}),
     "threads": (_imported("threading", "multiprocessing"), {"listening", "wakeup", "worker"}),
     "waiting": (_imported("select", "selectors"), {"listening", "wakeup"}),
