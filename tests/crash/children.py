@@ -70,6 +70,13 @@ class Child:
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> int:
+        """The exit code of a process that ends by itself."""
+        return self._process.wait(LONGEST_WAIT_S)
+
     def discard(self) -> None:
         self._process.kill()
         self._process.wait(LONGEST_WAIT_S)
