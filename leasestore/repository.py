@@ -110,7 +110,8 @@ class JobRepository(Verbs):
         return self._write(
             lambda connection: operations.watch(
                 connection, self._queue.statements, now(connection), limit
-            )
+            ),
+            frees=lambda found: any(job["status"] == "pending" for job in found["stuck"]),
         )
 
     @contextmanager

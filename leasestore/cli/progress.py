@@ -4,6 +4,7 @@ terminal."""
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ from rich.text import Text
 
 _ENDS = ("done", "retried", "dead", "stale", "left", "released")
 _USUAL = ("done", "retried", "dead")
-_OVER = {*_ENDS, "gone", "given-up", "abandoned"}
+# What ends a job in hand, and how that is counted.
+_COUNTED = {**{end: end for end in _ENDS}, "gone": "left", "given-up": "left"}
 _NAMED = 5
 
 
@@ -32,9 +34,9 @@ class Tally(logging.Handler):
         event, job = told.get("event"), (told.get("job_id"), told.get("token"))
         if event == "claimed":
             self._running[job] = str(job[0])
-        elif event in _OVER:
+        elif event in _COUNTED:
             self._running.pop(job, None)
-            self._counts[event] += event in _ENDS
+            self._counts[_COUNTED[event]] += 1
 
     def __rich__(self) -> Text:
         self.acquire()
@@ -53,7 +55,11 @@ class Tally(logging.Handler):
 
 @contextmanager
 def progress(console: Console) -> Iterator[Tally]:
-    """A tally that is shown while it lasts; log lines go above it."""
+    """A tally that is shown while it lasts; log lines go above it, and what handlers print, if that
+    goes to a terminal at all."""
     tally = Tally()
-    with Live(tally, console=console, transient=True, refresh_per_second=4):
+    printed = sys.stdout.isatty()
+    with Live(
+        tally, console=console, transient=True, refresh_per_second=4, redirect_stdout=printed
+    ):
         yield tally

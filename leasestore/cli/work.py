@@ -13,13 +13,12 @@ import click
 from rich.console import Console
 from sqlalchemy import URL
 
-from leasestore import JobRepository, Watcher, database_clock, system_clock
+from leasestore import JobRepository, Wakeup, Watcher, Worker, database_clock, system_clock
 from leasestore.cli import application
 from leasestore.cli.lines import lines, told_by
 from leasestore.cli.progress import progress
 from leasestore.cli.queue import of_a_queue, repository_of
 from leasestore.cli.signals import Interrupted, interruptible
-from leasestore.worker import Worked, Worker
 
 # For the worker itself, beside those of the handlers.
 _CONNECTIONS = 3
@@ -52,6 +51,7 @@ def _ms(option: str, default: int | None, help: str) -> Callable[..., Any]:
 @click.option("--once", is_flag=True, help="Claim one job, work it, and end.")
 @click.option("--until-empty", is_flag=True, help="End when there is nothing to claim.")
 @click.option("--watch", is_flag=True, help="Look for stuck jobs too, as leasestore watch does.")
+@click.option("--listen", is_flag=True, help="Wake up when PostgreSQL says that there is work.")
 @click.option("--database-clock", "by_database", is_flag=True, help="Time by the database's clock.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line, on standard output.")
 def work(
@@ -80,27 +80,34 @@ def work(
         raise click.UsageError("--once or --until-empty: give one of them, not both")
     send = application.function(function)
     connections = max(1, options["concurrency"]) + _CONNECTIONS
-    with repository_of(url, queue, connections) as repository, _told(as_json=as_json):
-        worker = _worker(repository, send, **options)
-        worked = _run(worker, once=once, until_empty=until_empty)
+    try:
+        with (
+            repository_of(url, queue, connections) as repository,
+            _told(as_json=as_json),
+            _worker(repository, send, **options) as worker,
+            interruptible(worker.stop, worker.stop),
+        ):
+            worked = worker.run(once=once, until_empty=until_empty)
+    except Interrupted as error:
+        _end_now(error.exit_code)
     if worked.ended in _STATUS:
         _end_now(_STATUS[worked.ended])
 
 
+@contextmanager
 def _worker(
-    repository: JobRepository, send: Any, *, by_database: bool, watch: bool, **settings: Any
-) -> Worker:
+    repository: JobRepository,
+    send: Any,
+    *,
+    by_database: bool,
+    listen: bool,
+    watch: bool,
+    **settings: Any,
+) -> Iterator[Worker]:
     clock = database_clock(repository._bind.engine) if by_database else system_clock
     watcher = Watcher(repository, clock) if watch else None
-    return Worker(repository, send, clock=clock, watcher=watcher, **settings)
-
-
-def _run(worker: Worker, *, once: bool, until_empty: bool) -> Worked:
-    try:
-        with interruptible(worker.stop, worker.stop):
-            return worker.run(once=once, until_empty=until_empty)
-    except Interrupted as error:
-        _end_now(error.exit_code)
+    with Wakeup(repository, listen=listen) as wakeup:
+        yield Worker(repository, send, clock=clock, wakeup=wakeup, watcher=watcher, **settings)
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from leasestore import Watcher, open_queue, system_clock
+from leasestore import Watcher, Worked, Worker, open_queue, system_clock
 from leasestore.cli.signals import interruptible
-from leasestore.worker import Worked, Worker
 from tests.cli.conftest import Run, Written
 from tests.postgresql import Server
 from tests.support import rows

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event
 
-from leasestore import JobRepository, StuckJob, Watcher
+from leasestore import JobRepository, StuckJob, Wakeup, Watcher
 from tests.conformance.postgresql import PostgreSQLStore, beside
 from tests.conformance.scene import HELD, NOW, insert_held, stage
 from tests.conformance.stores import Store
 from tests.conformance.test_recover import expired
+from tests.postgresql import Server
 
 NOTHING = {"recovered": 0, "deadline": 0, "exhausted": 0}
 
@@ -247,6 +248,48 @@ def test_of_two_watchers_at_once_each_job_is_told_by_one(
         told = [job for share in threads.map(watch, two_engines) for job in share]
     assert sorted(job["id"] for job in told) == sorted(row["id"] for row in store.rows())
     assert {row["status"] for row in store.rows()} == {"pending"}
+
+
+def test_who_listens_on_postgresql_is_told_of_a_job_that_is_free_again(postgresql: Server) -> None:
+    engine = create_engine(postgresql.fresh())
+    jobs = JobRepository(engine, notify=True)
+    jobs.enqueue({"id": "a", "qty": 1}, 0, 60_000)
+    jobs.enqueue({"id": "b", "qty": 1}, 0, 60_000, max_attempts=1)
+    for lease_ms in (10, 20):
+        assert jobs.claim("gone", 0, lease_ms)
+    with Wakeup(jobs, listen=True) as wakeup:
+        # Once it listens.
+        assert wakeup.wait(30_000)
+        Watcher(jobs, lambda: 10).look()
+        assert wakeup.wait(30_000)
+        Watcher(jobs, lambda: 20).look()
+        assert not wakeup.wait(0), "told of a job that is dead"
+    engine.dispose()
+
+
+def test_a_lost_connection_to_postgresql_costs_one_look(
+    postgresql: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = postgresql.fresh()
+    engine = create_engine(url)
+    rounds: list[float] = []
+
+    class Scripted(Watcher):
+        def _pause(self, ms: float) -> None:
+            rounds.append(ms)
+            if len(rounds) == 1:
+                with beside(url) as other:
+                    other.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    )
+            if len(rounds) == 4:
+                self.stop()
+
+    Scripted(JobRepository(engine), every_ms=5000, jitter=lambda: 0).run()
+    assert rounds == [5000, 1000, 5000, 5000]
+    assert [vars(record)["event"] for record in caplog.records] == ["outage", "outage-over"]
+    engine.dispose()
 
 
 def test_a_job_that_somebody_works_on_is_passed_over_until_it_is_let_go(

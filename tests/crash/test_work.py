@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 import leasestore
-from leasestore import open_queue, system_clock
+from leasestore import JobRepository, open_queue, system_clock
+from tests.postgresql import Server
 from tests.support import rows
 
 pytestmark = pytest.mark.crash
@@ -88,7 +90,7 @@ class Command:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             told: dict[str, Any] = json.loads(line)
-            if told["event"] == event:
+            if told.get("event") == event:
                 return told
         raise AssertionError(f"waited in vain for {event!r}: {self.process.communicate()}")
 
@@ -125,8 +127,8 @@ def start(test: Handlers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             queue.enqueue({"id": f"job-{number}", "qty": 1}, system_clock, 60_000)
     started: list[Command] = []
 
-    def start_one(*arguments: str) -> Command:
-        started.append(Command(test.port, *arguments, "--db", "queue.db"))
+    def start_one(*arguments: str, db: str = "queue.db") -> Command:
+        started.append(Command(test.port, *arguments, "--db", db))
         return started[-1]
 
     yield start_one
@@ -263,3 +265,24 @@ def test_on_a_terminal_it_shows_where_it_is(start: Start, test: Handlers) -> Non
         assert process.wait(LONGEST_S) == 0
     assert b"job job-0 (token 1, attempt 1): done\r\n" in shown
     assert b"done 1, retried 0, dead 0; running 1: job-1" in shown
+
+
+def test_on_postgresql_a_worker_that_listens_begins_at_once(
+    postgresql: Server, start: Start, test: Handlers
+) -> None:
+    url = postgresql.fresh()
+    engine = create_engine(url)
+    jobs = JobRepository(engine, notify=True)
+    address = url.render_as_string(hide_password=False)
+    worker = start("work", "shop:send", "--listen", "--poll-ms", "3600000", db=address)
+    worker.hear("started")
+    for number in range(3):
+        # It may be on its way to sleep; and once asleep, only a notice wakes it.
+        jobs.enqueue({"id": f"job-{number}", "qty": 1}, system_clock, 60_000)
+        assert test.hear() == f"job-{number}"
+        test.answer()
+        worker.hear("done")
+    worker.signal(signal.SIGTERM)
+    assert worker.hear("ended")["done"] == 3
+    assert worker.end() == 0
+    engine.dispose()
