@@ -110,7 +110,7 @@ class Claims:
 
     def _idle(self) -> None:
         self._idle_rounds += 1
-        pause_ms = idle_ms(self._idle_rounds, self._terms.poll_ms, self._terms.draw())
+        pause_ms = idle_ms(self._idle_rounds, self._terms.poll_ms)
         try:
             woken = self._wakeup.wait(pause_ms)
         except Exception as error:  # noqa: BLE001 - without it, there is still the poll

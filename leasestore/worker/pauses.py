@@ -33,17 +33,14 @@ def drawn_from(jitter: Jitter) -> Draw:
     return draw
 
 
-def idle_ms(rounds: int, poll_ms: int, drawn: float) -> int:
-    """After so many claims in a row that found nothing: from 50 ms on, doubled up to `poll_ms`,
-    of which jitter takes up to a quarter."""
-    return _spread(min(poll_ms, _FIRST_IDLE_MS << min(rounds - 1, _MOST_DOUBLINGS)), drawn)
+def idle_ms(rounds: int, poll_ms: int) -> int:
+    """After so many claims in a row that found nothing: from 50 ms on, doubled up to `poll_ms`. The
+    wakeup that waits so long takes its jitter off it."""
+    return min(poll_ms, _FIRST_IDLE_MS << min(rounds - 1, _MOST_DOUBLINGS))
 
 
 def outage_ms(failures: int, poll_ms: int, drawn: float) -> int:
     """After so many failures in a row: from 100 ms on, doubled up to ten polls or 5 s."""
     cap = min(_LONGEST_OUTAGE_MS, _OUTAGE_POLLS * poll_ms)
-    return _spread(min(cap, _FIRST_OUTAGE_MS << min(failures - 1, _MOST_DOUBLINGS)), drawn)
-
-
-def _spread(ms: int, drawn: float) -> int:
-    return max(1, round(ms * (0.75 + 0.25 * drawn)))
+    pause = min(cap, _FIRST_OUTAGE_MS << min(failures - 1, _MOST_DOUBLINGS))
+    return max(1, round(pause * (1 - drawn / 2)))

@@ -14,6 +14,7 @@ from typing import Any
 from leasestore import validation
 from leasestore.clock import Clock, monotonic_ms, system_clock
 from leasestore.repository import JobRepository
+from leasestore.wakeup import Wakeup
 from leasestore.worker import arguments, handlers
 from leasestore.worker.log import tell
 from leasestore.worker.names import owner_of_this_run
@@ -22,7 +23,6 @@ from leasestore.worker.results import Ended, Worked
 from leasestore.worker.shift import Shift
 from leasestore.worker.signals import stopping
 from leasestore.worker.terms import Hosted, Terms, Unclassified, Until, Wakeable
-from leasestore.worker.wakeup import Wakeup
 
 _JOIN_S = 1.0
 
@@ -184,7 +184,7 @@ class Worker:
         with ExitStack() as closing:
             wakeup = self._wakeup
             if wakeup is None:
-                wakeup = Wakeup(terms.repository)
+                wakeup = Wakeup(terms.repository, draw=terms.draw)
                 closing.callback(wakeup.close)
             if self._watcher is not None:
                 closing.callback(_watch(self._watcher, terms.owner))

@@ -35,16 +35,16 @@ def ok(_: Any) -> bool:
 def test_every_pause_has_a_smallest_and_a_longest_length(
     failures: int, poll_ms: int, drawn: float
 ) -> None:
-    assert 1 <= idle_ms(failures, poll_ms, drawn) <= poll_ms
+    assert 1 <= idle_ms(failures, poll_ms) <= poll_ms
     assert 1 <= outage_ms(failures, poll_ms, drawn) <= 5_000
 
 
 def test_pauses_grow_and_are_spread() -> None:
-    assert [idle_ms(n, 1_000, 1) for n in range(1, 8)] == [50, 100, 200, 400, 800, 1000, 1000]
-    assert [outage_ms(n, 1_000, 1) for n in range(1, 8)] == [
+    assert [idle_ms(n, 1_000) for n in range(1, 8)] == [50, 100, 200, 400, 800, 1000, 1000]
+    assert [outage_ms(n, 1_000, 0) for n in range(1, 8)] == [
         100, 200, 400, 800, 1600, 3200, 5000,
     ]  # fmt: skip
-    assert {idle_ms(9, 1_000, drawn / 10) for drawn in range(11)} == {*range(750, 1001, 25)}
+    assert {outage_ms(9, 100, drawn / 10) for drawn in range(11)} == {*range(500, 1001, 50)}
 
 
 def test_claims_go_on_when_the_database_is_back(meddled: Meddled, queue: Queue, told: Told) -> None:

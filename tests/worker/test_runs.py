@@ -25,7 +25,7 @@ from leasestore import (
     system_clock,
 )
 from tests.support import rows
-from tests.worker.scene import Gate, Queue, Told, at_work, statements
+from tests.worker.scene import LONGEST_WAIT_S, Gate, Queue, Told, at_work, statements
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,15 +96,16 @@ def test_a_job_enqueued_while_it_idles_is_worked(queue: Queue, told: Told) -> No
 class CountedPauses:
     """A wakeup that passes the time of each pause without waiting, until it has counted so much."""
 
-    def __init__(self, total_ms: int) -> None:
-        self._left_ms = total_ms
+    def __init__(self, total_ms: int, share: float = 1) -> None:
+        self._left_ms, self._share = float(total_ms), share
         self.pauses: list[int] = []
         self.done, self._over = threading.Event(), threading.Event()
 
     def wait(self, timeout_ms: int) -> bool:
-        if sum(self.pauses) + timeout_ms > self._left_ms:
+        self._left_ms -= timeout_ms * self._share
+        if self._left_ms < 0:
             self.done.set()
-            return self._over.wait(30)
+            return self._over.wait(LONGEST_WAIT_S)
         self.pauses.append(timeout_ms)
         return False
 
@@ -115,20 +116,18 @@ class CountedPauses:
         raise AssertionError("it is the caller's")
 
 
-@pytest.mark.parametrize("drawn", [0, 0.5, 1])
-def test_an_idle_minute_costs_little(queue: Queue, drawn: float) -> None:
-    wakeup = CountedPauses(60_000)
+@pytest.mark.parametrize(("share", "at_most"), [(1, 64), (0.75, 84), (0.5, 124)])
+def test_an_idle_minute_costs_little(queue: Queue, share: float, at_most: int) -> None:
+    wakeup = CountedPauses(60_000, share)
     sent = statements(queue.engine)
-    with at_work(Worker(queue.jobs, ok, poll_ms=1000, jitter=drawn, wakeup=wakeup)) as going:
-        assert wakeup.done.wait(30)
-        claims = sum("token = jobs.token + 1" in text or "token + 1" in text for text in sent)
+    with at_work(Worker(queue.jobs, ok, wakeup=wakeup)) as going:
+        assert wakeup.done.wait(LONGEST_WAIT_S)
+        claims = sum("SET status='leased'" in text for text in sent)
         going.stopped()
-    assert len(wakeup.pauses) <= 86
-    assert claims == len(wakeup.pauses) + 1
+    assert wakeup.pauses[:6] == [50, 100, 200, 400, 800, 1000]
+    assert set(wakeup.pauses[5:]) == {1000}
+    assert claims == len(wakeup.pauses) + 1 <= at_most
     assert len(sent) == 3 * claims
-    first, longest = round(50 * (0.75 + 0.25 * drawn)), round(1000 * (0.75 + 0.25 * drawn))
-    assert (wakeup.pauses[0], max(wakeup.pauses)) == (first, longest)
-    assert wakeup.pauses[6:] == [longest] * len(wakeup.pauses[6:])
 
 
 def test_a_wakeup_that_wakes_makes_it_look_at_once(queue: Queue) -> None:
@@ -138,8 +137,8 @@ def test_a_wakeup_that_wakes_makes_it_look_at_once(queue: Queue) -> None:
             return True
 
     wakeup = Woken(500)
-    with at_work(Worker(queue.jobs, ok, poll_ms=1000, jitter=1, wakeup=wakeup)) as going:
-        assert wakeup.done.wait(30)
+    with at_work(Worker(queue.jobs, ok, wakeup=wakeup)) as going:
+        assert wakeup.done.wait(LONGEST_WAIT_S)
         going.stopped()
     assert set(wakeup.pauses) == {50}
 
