@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 
 from sqlalchemy.exc import DBAPIError
 
@@ -19,7 +20,7 @@ def tell(
 ) -> None:
     """One line; `event` and the fields are attributes of the record. With the traceback of the
     error, if there is one."""
-    logger.log(level, "%s", text, exc_info=error, extra={"event": event, **fields})
+    _log(level, text, error, {"event": event, **fields})
 
 
 def tell_of(
@@ -27,22 +28,21 @@ def tell_of(
 ) -> None:
     """The same about a job in hand."""
     ticket = job.ticket
-    logger.log(
-        level,
-        "job %s (token %d, attempt %d): %s",
-        ticket["id"],
-        ticket["token"],
-        ticket["attempt"],
-        text,
-        exc_info=error,
-        extra={
-            "event": event,
-            "job_id": ticket["id"],
-            "token": ticket["token"],
-            "attempt": ticket["attempt"],
-            "owner": ticket["owner"],
-        },
-    )
+    run = f"job {ticket['id']} (token {ticket['token']}, attempt {ticket['attempt']})"
+    fields = {
+        "event": event,
+        "job_id": ticket["id"],
+        "token": ticket["token"],
+        "attempt": ticket["attempt"],
+        "owner": ticket["owner"],
+    }
+    _log(level, f"{run}: {text}", error, fields)
+
+
+def _log(level: int, text: str, error: BaseException | None, fields: dict[str, object]) -> None:
+    # What an application has hung on its loggers may fail; no thread of the worker ends of that.
+    with suppress(Exception):
+        logger.log(level, "%s", text, exc_info=error, extra=fields)
 
 
 def bounded(text: str) -> str:

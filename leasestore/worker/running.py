@@ -102,6 +102,7 @@ class Running:
         last_ms: from when on it is renewed no more.
         renewable: whether it is renewed at all.
         renewing: whether a renewal is on its way.
+        begun: whether `send` has begun.
         finished_within: the outcome that the handler finished the job with, in its own transaction.
     """
 
@@ -117,19 +118,19 @@ class Running:
         self._told_long, self._told_lost = False, False
         self.finished_within: Outcome | None = None
         self._lock = threading.Lock()
-        self._begun, self._cancelled = False, False
+        self.begun, self._cancelled = False, False
         self._interrupt: Callable[[], object] | None = None
 
     def may_begin(self) -> bool:
         """Whether `send` may begin, which from now on it has; not after `cancel`."""
         with self._lock:
-            self._begun = not self._cancelled
-            return self._begun
+            self.begun = not self._cancelled
+            return self.begun
 
     def cancel(self) -> None:
         """Let `send` not begin, if it has not."""
         with self._lock:
-            self._cancelled = not self._begun
+            self._cancelled = not self.begun
             interrupt = self._interrupt
         if interrupt is not None and self._cancelled:
             interrupt()
@@ -157,11 +158,3 @@ class Running:
         if self._told_lost:
             return NEVER
         return self.lost.until_ms if self._told_long else min(self.last_ms, self.lost.until_ms)
-
-    @property
-    def begun(self) -> bool:
-        return self._begun
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled

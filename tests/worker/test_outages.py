@@ -280,3 +280,47 @@ def test_what_is_told_of_an_error_is_what_the_driver_said(
     assert told.wait_for("outage").getMessage() == (
         "cannot claim, and goes on trying: Exception: gone"
     )
+
+
+def test_nothing_that_is_raised_costs_a_place(meddled: Meddled, queue: Queue, told: Told) -> None:
+    """Not even what only ends a process, from the heart of the worker."""
+    queue.enqueue("a", "b")
+    raised = iter([SystemExit(1)])
+
+    def end(*_: Any) -> None:
+        for error in raised:
+            raise error
+
+    meddled.before["finish"] = end
+    assert Worker(meddled, ok).run(until_empty=True) == Worked(done=1, left=1, ended="empty")
+    assert "the worker failed" in told.wait_for("left").getMessage()
+
+
+def test_nor_does_a_logger_that_fails(queue: Queue, told: Told) -> None:
+    def fail(_: logging.LogRecord) -> bool:
+        raise ValueError("no more room")
+
+    queue.enqueue("a", "b")
+    logger = logging.getLogger("leasestore.worker")
+    logger.addFilter(fail)
+    try:
+        assert Worker(queue.jobs, ok).run(until_empty=True).done == 2
+    finally:
+        logger.removeFilter(fail)
+
+
+def test_nor_a_renewal(meddled: Meddled, queue: Queue, told: Told) -> None:
+    queue.enqueue("a")
+    raised = iter([SystemExit(1)])
+
+    def end(*_: Any) -> None:
+        for error in raised:
+            raise error
+
+    meddled.before["renew"] = end
+
+    def send(_: Any) -> bool:
+        told.wait_for("renewed")
+        return True
+
+    assert Worker(meddled, send, lease_ms=1_000).run(once=True).done == 1

@@ -220,17 +220,19 @@ for n in range(60):
     jobs.enqueue({"id": f"job-{n}", "qty": 1}, system_clock, 60_000)
 def send(event):
     return True
+def tell(worked):
+    # At once, so that no two lines are mixed.
+    line = f"{worker.owner} {worked.done} {worked.left} {worked.stale}"
+    os.write(1, (line + os.linesep).encode())
 worker = Worker(jobs, send, concurrency=2)
 children = []
 for _ in range(3):
     child = os.fork()
     if not child:
-        worked = worker.run(until_empty=True)
-        print(worker.owner, worked.done, worked.left, worked.stale, flush=True)
+        tell(worker.run(until_empty=True))
         os._exit(0)
     children.append(child)
-worked = worker.run(until_empty=True)
-print(worker.owner, worked.done, worked.left, worked.stale, flush=True)
+tell(worker.run(until_empty=True))
 assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
 """
 
