@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import reprlib
 import sys
 import time
@@ -97,14 +96,9 @@ class _OnStream(logging.StreamHandler[TextIO]):
     """Lines on a stream, for as long as somebody reads it."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        # That nobody reads it any more is no reason to stop working, or to say so at each line.
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
             super().handleError(record)
-            return
-        # Nobody does any more, which is no reason to stop working; Python itself would end with a
-        # status of its own, for what it cannot flush.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.stream.fileno())
-        os.close(nowhere)
 
 
 def lines(*, as_json: bool, console: Console) -> logging.Handler:

@@ -60,7 +60,6 @@ def repository_of(
         with told_in_one_line(repository._bind.engine.url):
             yield _proven(repository)
     elif url is not None:
-        refuse_missing_file(url)
         with engine_of(url, pool_size=connections) as engine:
             yield _proven(JobRepository(engine))
     else:

@@ -41,7 +41,7 @@ def send(event):
     return ask(event["id"]) == b"ok"
 
 def send_and_leave_a_thread(event):
-    threading.Thread(target=ask, args=("thread",)).start()
+    threading.Thread(target=ask, args=("thread",), daemon=False).start()
     return send(event)
 """
 
