@@ -16,6 +16,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from leasestore import LeaseStoreError
 from leasestore.cli.secrets import masked
 
+# Where it is not SQLAlchemy's own choice: the driver that comes with the extra.
+_SYNCHRONOUS = {"postgresql": "postgresql+psycopg"}
 _HAS_PASSWORD = re.compile(r":[^/\\]*@")
 
 
@@ -47,8 +49,11 @@ def _url(value: str) -> URL:
     url = make_url(value)
     if "@" in (url.host or ""):
         raise ValueError
+    if not url.get_dialect().is_async:
+        return url
     # The commands are synchronous; an application's URL may name an asynchronous driver.
-    return url.set(drivername=url.get_backend_name()) if url.get_dialect().is_async else url
+    backend = url.get_backend_name()
+    return url.set(drivername=_SYNCHRONOUS.get(backend, backend))
 
 
 database = click.option(

@@ -57,8 +57,13 @@ def repository_of(
         raise click.UsageError("--db or --queue: give one of them, not both")
     if queue is not None:
         repository = application.repository(queue)
-        with told_in_one_line(repository._bind.engine.url):
-            yield _proven(repository)
+        engine = repository._bind.engine
+        try:
+            with told_in_one_line(engine.url):
+                yield _proven(repository)
+        finally:
+            # The process ends; what its server sees is a goodbye.
+            engine.dispose()
     elif url is not None:
         with engine_of(url, pool_size=connections) as engine:
             yield _proven(JobRepository(engine))

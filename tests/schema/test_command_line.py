@@ -9,11 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click import ClickException
 from click.testing import CliRunner, Result
-from sqlalchemy import create_engine, text
+from sqlalchemy import URL, create_engine, text
 
 from leasestore import schema
 from leasestore.cli.commands import leasestore
+from leasestore.cli.database import refuse_missing_file
 from leasestore.models import Base
 from tests.support import make_file
 
@@ -100,15 +102,24 @@ def test_a_question_about_a_file_that_is_not_there_makes_none(run: Run, file: Pa
 
 
 @pytest.mark.parametrize("query", ["", "&mode=rwc"])
-def test_nor_does_one_whose_url_is_sqlites_own(run: Run, tmp_path: Path, query: str) -> None:
-    file = tmp_path / "the queue.db"
-    address = f"sqlite:///file:{str(file).replace(' ', '%2520')}?uri=true{query}"
+def test_nor_does_one_whose_url_is_sqlites_own(run: Run, file: Path, query: str) -> None:
+    address = f"sqlite:///file:{file}?uri=true{query}"
     done = run("check", "--db", address)
     assert (done.exit_code, done.output) == (1, f"Error: there is no file {file}\n")
     assert not file.exists()
     assert run("upgrade", "--db", address).exit_code == 0
     assert run("check", "--db", address).exit_code == 0
     assert file.exists()
+
+
+def test_a_file_is_known_by_its_uri(tmp_path: Path) -> None:
+    file = tmp_path / "the queue.db"
+    url = URL.create("sqlite", database=file.as_uri(), query={"uri": "true"})
+    with pytest.raises(ClickException) as refused:
+        refuse_missing_file(url)
+    assert refused.value.message == f"there is no file {file}"
+    file.touch()
+    refuse_missing_file(url)
 
 
 def test_a_database_in_memory_has_no_file(run: Run) -> None:
@@ -135,6 +146,11 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "since": (["sql", "--since", "zzz"], 2, "since: expected one of"),
     "database": (["sql", "--database", "oracle"], 1, "keeps its contract on postgresql, sqlite"),
     "directory": (["upgrade", "--db", "/no/such/directory/x.db"], 1, "unable to open"),
+    "asyncpg": (
+        ["check", "--db", "postgresql+asyncpg://u:SECRET@localhost:1/d"],
+        1,
+        "postgresql+psycopg://u:***@localhost:1/d: connection failed",
+    ),
     "driver": (["upgrade", "--db", "mysql://u:SECRET@h/d"], 1, "MySQLdb"),
 }
 
