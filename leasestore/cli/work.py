@@ -116,7 +116,8 @@ def _told(*, as_json: bool) -> Iterator[None]:
     console = Console(stderr=True, highlight=False)
     with ExitStack() as stack:
         handlers = [lines(as_json=as_json, console=console)]
-        if console.is_terminal and not as_json:
+        # In colours where they are asked for; a line that changes only where there is a terminal.
+        if console.is_terminal and sys.stderr.isatty() and not as_json:
             handlers.append(stack.enter_context(progress(console)))
         stack.enter_context(told_by(handlers))
         yield

@@ -76,6 +76,17 @@ def test_it_works_one_job(run: Run, file: Path) -> None:
     assert "INFO    job job-0 (token 1, attempt 1): done" in ran.stderr
 
 
+def test_colours_in_a_file_bring_no_line_that_changes(
+    run: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    ran = run("work", "shop:fail", "--db", file, "--until-empty")
+    assert "\x1b[33m" in ran.stderr
+    assert "\x1b[?25l" not in ran.stderr
+    assert "; running" not in ran.stderr
+
+
 def test_what_a_function_raises_is_told(run: Run, file: Path) -> None:
     ran = run(
         "work", "shop:fail", "--db", file, "--until-empty", "--unclassified", "leave", "--json"

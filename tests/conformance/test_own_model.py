@@ -11,7 +11,16 @@ import pytest
 from sqlalchemy import JSON, Column, Engine, ForeignKey, String, create_engine, event, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from leasestore import Conflict, JobMixin, JobRepository, RedriveMixin, Retryable, run_once
+from leasestore import (
+    Conflict,
+    JobMixin,
+    JobRepository,
+    RedriveMixin,
+    Retryable,
+    StuckJob,
+    Watcher,
+    run_once,
+)
 from tests.conformance.scene import Points
 from tests.conformance.stores import bound, do_not_sync
 from tests.support import make_file, rows
@@ -124,6 +133,18 @@ def test_a_duplicate_keeps_the_values_it_has(deliveries: JobRepository, tmp_path
     with pytest.raises(Conflict):
         deliveries.enqueue({"id": "a", "qty": 3}, 0, 1000, values=VALUES)
     assert stored(tmp_path) == before
+
+
+def test_a_watcher_watches_the_applications_tables(
+    deliveries: JobRepository, tmp_path: Path
+) -> None:
+    deliveries.enqueue(EVENT, 0, 5000, values=VALUES)
+    deliveries.claim("gone", 0)
+    told: list[StuckJob] = []
+    assert Watcher(deliveries, lambda: 1000, report=told.append).look()["recovered"] == 1
+    assert [(job["id"], job["qty"], job["owner"]) for job in told] == [("a", 2, "gone")]
+    row = stored(tmp_path)
+    assert (row["status"], row["customer_id"]) == ("pending", 7)
 
 
 def test_every_verb_works_on_the_applications_tables(
