@@ -25,9 +25,9 @@ class Handler(Protocol):
 
     def close(self) -> None: ...
 
-    def __call__(self, job: Running, attempt: Attempt, what: object) -> None:
-        """Raises what `send` raises without a class. If the job was cancelled before, `send` is
-        not called."""
+    def __call__(self, job: Running, attempt: Attempt, what: object) -> BaseException | None:
+        """What `send` raised without a class, if it did; returned, so that no frame that its
+        traceback leads to keeps it. If the job was cancelled before, `send` is not called."""
         ...
 
 
@@ -43,10 +43,14 @@ class Plain:
     def close(self) -> None:
         pass
 
-    def __call__(self, job: Running, attempt: Attempt, what: object) -> None:
+    def __call__(self, job: Running, attempt: Attempt, what: object) -> BaseException | None:
         if job.may_begin():
-            with attempt:
-                attempt.acknowledge(self._send(what))
+            try:
+                with attempt:
+                    attempt.acknowledge(self._send(what))
+            except BaseException as error:  # noqa: BLE001 - what it raises ends its job only
+                return error
+        return None
 
 
 class Awaited:
@@ -61,16 +65,17 @@ class Awaited:
     def close(self) -> None:
         self._loop.close()
 
-    def __call__(self, job: Running, attempt: Attempt, what: object) -> None:
+    def __call__(self, job: Running, attempt: Attempt, what: object) -> BaseException | None:
         future = self._loop.submit(self._sent(job, attempt, what))
         job.on_cancel(future.cancel)
         try:
-            error = future.result()
+            return future.result()
         except CancelledError:
-            # Before it began: what comes later is in `error`.
-            return
-        if error is not None:
-            raise error
+            # Before it began: one that comes later is what `send` raised.
+            return None
+        finally:
+            # The future has the error, whose traceback leads to the job.
+            job.on_cancel(None)
 
     async def _sent(self, job: Running, attempt: Attempt, what: object) -> BaseException | None:
         if job.may_begin():

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from leasestore import validation
 from leasestore.delivery import Attempt
-from leasestore.errors import LeaseStoreError
+from leasestore.errors import BadAck, LeaseStoreError
 from leasestore.tickets import Status
 from leasestore.worker.delivery import Delivery
 from leasestore.worker.hand import Hand
@@ -89,18 +89,15 @@ class Places:
 
     def _worked(self, job: Running) -> End:
         attempt = Attempt(job.ticket, self._terms.draw())
-        error: BaseException | None = None
         try:
-            self._handler(job, attempt, self._what_to_send(job, attempt))
-        except GivenUp:
-            raise
-        except BaseException as raised:  # noqa: BLE001 - what a handler raises ends its job only
-            error = raised
+            error = self._handler(job, attempt, self._what_to_send(job, attempt))
         finally:
             self._heartbeat.pause(job)
-        if not job.begun:
-            return self._released(job)
-        return self._settled(job, attempt, error)
+        try:
+            return self._settled(job, attempt, error) if job.begun else self._released(job)
+        finally:
+            # Its traceback leads to this frame, by way of the callers: they would keep each other.
+            del error
 
     def _what_to_send(self, job: Running, attempt: Attempt) -> object:
         if not self._terms.wants_delivery:
@@ -128,8 +125,9 @@ class Places:
         error = error or self._refused(attempt)
         if error is not None:
             if job.lost.is_set():
-                text = "it failed after its lease was lost"
-                tell_of(job, logging.WARNING, "stale", text, error)
+                # To answer something else than True is then how a handler gives up.
+                bug = None if isinstance(error, BadAck) else error
+                tell_of(job, logging.WARNING, "stale", "not done, and its lease is lost", bug)
                 return "stale"
             if self._terms.unclassified == "leave":
                 return _told(job, "left", "it failed, and its lease ends by itself", error)

@@ -135,12 +135,12 @@ class Running:
         if interrupt is not None and self._cancelled:
             interrupt()
 
-    def on_cancel(self, interrupt: Callable[[], object]) -> None:
-        """Have this called when `cancel` comes in time, or now if it has."""
+    def on_cancel(self, interrupt: Callable[[], object] | None) -> None:
+        """Have this called when `cancel` comes in time, or now if it has; None for nothing."""
         with self._lock:
             self._interrupt = interrupt
             cancelled = self._cancelled
-        if cancelled:
+        if interrupt is not None and cancelled:
             interrupt()
 
     def is_to_tell(self, now_ms: float) -> bool:

@@ -64,7 +64,9 @@ class Worker:
 
     **The finish.** It is tried again while the database fails and the lease lasts; then it is given
     up, and the lease ends by itself. An error of the database never ends the worker: it claims again
-    after a pause, which grows up to 5 s (or ten times `poll_ms`, if that is less).
+    after a pause, which grows up to 5 s (or ten times `poll_ms`, if that is less). A statement that
+    never answers holds its thread for as long as the driver lets it: give the driver a limit, as with
+    `connect_args={"connect_timeout": 10, "tcp_user_timeout": 10_000}` on PostgreSQL.
 
     **The log.** The logger is `leasestore.worker`. Each record has an `event`, those about a job also
     `job_id`, `token`, `attempt` and `owner`.
@@ -85,7 +87,8 @@ class Worker:
         max_run_ms: 1 to 10**12, after which a job is renewed no more; None for no such bound.
         unclassified: what becomes of a job whose `send` failed without a class: `leave` it to its
             lease, as `run_once` does, or finish it as `retry`.
-        wakeup: ends the pause between claims early; unless given, the worker makes one, and closes it.
+        wakeup: waits between claims, say `Wakeup(repository, listen=True)`; unless given, the worker
+            makes one that polls, and closes it.
         watcher: runs in a thread beside this worker, and is stopped with it.
 
     Raises:

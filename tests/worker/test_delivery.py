@@ -291,6 +291,19 @@ def test_a_lost_lease_fails_the_whole_transaction(parcels: Parcels, told: Told) 
     assert error[0] is StaleTicket
 
 
+def test_a_handler_that_gives_up_a_lost_job_is_no_bug(parcel_file: Parcels, told: Told) -> None:
+    jobs: Any = parcel_file.jobs
+    jobs.before["renew"] = Away()
+
+    def send(delivery: Delivery) -> bool:
+        return not delivery.lost.wait(LONGEST_WAIT_S)
+
+    worker = Worker(jobs, send, lease_ms=SHORT_MS)
+    assert worker.run(once=True) == Worked(stale=1, ended="once")
+    record = told.wait_for("stale")
+    assert (record.levelno, record.exc_info) == (logging.WARNING, None)
+
+
 def test_one_that_somebody_else_has_taken_does_so_too(parcels: Parcels) -> None:
     def send(delivery: Delivery) -> bool:
         parcels.jobs.recover(system_clock() + 60_000 - 1_000)

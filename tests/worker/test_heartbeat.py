@@ -6,9 +6,11 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from leasestore import Delivery, JobRepository, Watcher, Worked, Worker, system_clock
+from leasestore.clock import monotonic_ms
 from tests.worker.scene import (
     LONGEST_WAIT_S,
     SHORT_MS,
@@ -116,8 +118,8 @@ def test_nor_does_one_that_has_the_row_locked(postgresql_queue: Queue, told: Tol
     stuck = Gate()
 
     @event.listens_for(queue.engine, "after_cursor_execute")
-    def stand_in_the_middle(_c: Any, _cursor: Any, text: str, *_: Any) -> None:
-        if text.startswith("UPDATE jobs SET lease_until="):
+    def stand_in_the_middle(_c: Any, _cursor: Any, sent: str, *_: Any) -> None:
+        if sent.startswith("UPDATE jobs SET lease_until="):
             stuck.stand()
 
     def send(_: Any) -> bool:
@@ -202,20 +204,27 @@ def test_a_renewal_that_fails_is_tried_again_and_told_once(
 
 
 def test_a_lease_that_somebody_else_has_is_lost_at_once(
-    meddled: Meddled, queue: Queue, told: Told
+    meddled: Meddled, queue: Queue, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At the next renewal, which here comes early, long before the lease is over."""
+    monkeypatch.setattr("leasestore.worker.heartbeat.monotonic_ms", lambda: monotonic_ms() + 40_000)
     queue.enqueue("a")
+    taken, noticed = Gate(), threading.Event()
+    meddled.before["renew"] = lambda *_: taken.stand()
 
     def send(delivery: Delivery) -> bool:
-        # An operator with a clock of his own; the lease has a minute to go.
-        queue.jobs.recover(system_clock() + 59_000)
-        assert queue.row("a")["reason"] == "expired"
-        assert delivery.lost.wait(LONGEST_WAIT_S)
+        taken.came()
+        with queue.engine.begin() as connection:
+            connection.execute(text("UPDATE jobs SET token = token + 1, owner = 'you'"))
+        taken.open()
+        if delivery.lost.wait(LONGEST_WAIT_S):
+            noticed.set()
         return True
 
-    worker = Worker(meddled, send, lease_ms=1_000)
+    worker = Worker(meddled, send, lease_ms=50_000)
     assert worker.run(once=True) == Worked(stale=1, ended="once")
-    assert queue.end("a") == ("pending", "expired", 1)
+    assert noticed.is_set()
+    assert (queue.row("a")["status"], queue.row("a")["owner"]) == ("leased", "you")
     assert "finish" not in meddled.called
 
 
@@ -266,15 +275,38 @@ def test_a_lease_that_reaches_the_deadline_is_not_renewed_at_all(
 
 
 def test_handlers_that_use_up_the_pool_do_not_cost_a_lease(path: Any, told: Told) -> None:
-    engine: Engine = create_engine(f"sqlite:///{path}", pool_size=3, max_overflow=0)
+    engine: Engine = create_engine(
+        f"sqlite:///{path}", pool_size=2, max_overflow=0, pool_timeout=0.01
+    )
     queue = Queue(engine, JobRepository(engine))
     queue.enqueue("a")
 
     def send(_: Any) -> bool:
         told.wait_for("renewed")
-        with engine.connect(), engine.connect():
+        with engine.connect():
+            # The heartbeat has the other one, for as long as it lasts.
+            with pytest.raises(PoolTimeout):
+                engine.connect()
             outlast(told, 2)
         return True
 
-    assert Worker(queue.jobs, send, lease_ms=SHORT_MS).run(once=True).done == 1
+    assert Worker(queue.jobs, send, lease_ms=2 * SHORT_MS).run(once=True).done == 1
     engine.dispose()
+
+
+def test_a_renewal_that_landed_unseen_does_not_make_the_finish_stale(
+    meddled: Meddled, queue: Queue
+) -> None:
+    queue.enqueue("a")
+    landed = Gate()
+    meddled.after["renew"] = lambda *_: landed.stand()
+
+    def send(_: Any) -> bool:
+        landed.came()
+        return True
+
+    worker = Worker(meddled, send, lease_ms=3_000)
+    with at_work(worker, once=True) as going:
+        assert going.ended() == Worked(done=1, ended="once")
+        landed.open()
+    assert queue.end("a") == ("done", None, 1)

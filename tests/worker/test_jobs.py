@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -178,3 +180,36 @@ def test_send_gets_a_dict_of_its_own(queue: Queue) -> None:
         return True
 
     assert Worker(queue.jobs, send).run(once=True).done == 1
+
+
+class Heavy(Exception):
+    """An error that is seen to go."""
+
+
+@pytest.mark.parametrize("face", ["plain", "coroutine"])
+@pytest.mark.parametrize("kind", [Heavy, Retryable])
+def test_an_error_is_not_kept_until_the_garbage_is_collected(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, face: str, kind: type[Exception]
+) -> None:
+    # A log handler may keep it, which is not the worker's doing.
+    monkeypatch.setattr(logging.getLogger("leasestore.worker"), "disabled", True)
+    queue.enqueue("a", "b")
+    raised: list[weakref.ref[BaseException]] = []
+
+    def plain(_: Any) -> bool:
+        error = kind("boom")
+        raised.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    async def coroutine(event: Any) -> bool:
+        return plain(event)
+
+    gc.disable()
+    try:
+        Worker(queue.jobs, plain if face == "plain" else coroutine).run(once=True)
+        assert raised[0]() is None
+    finally:
+        gc.enable()
