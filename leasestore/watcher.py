@@ -43,7 +43,10 @@ class Watcher:
             `database_clock(engine)`: a clock that is ahead takes jobs from those who work.
         every_ms: 1 to 86400000, the longest pause between two rounds; the shortest is half of it.
         report: called with a `StuckJob`, a new dict, for each one. What it raises is logged.
-        jitter: gives a number from 0 to 1, by which pauses are shortened.
+        draw: a callable that returns a number from 0 to 1, by which each pause is shortened.
+
+    Raises:
+        ValueError: an argument is not what it should be.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Watcher:
         *,
         every_ms: int = 30_000,
         report: Callable[[StuckJob], object] | None = None,
-        jitter: Callable[[], float] = random.random,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         if not isinstance(repository, JobRepository):
             raise ValueError(
@@ -64,7 +67,7 @@ class Watcher:
         self._clock = validation.clock(clock)
         self._every_ms = validation.integer("every_ms", every_ms, 1, 86_400_000)
         self._report = validation.report(report)
-        self._jitter = jitter
+        self._draw = validation.draw(draw)
         self._failures = 0
         self._stopped = False
         # Unlike an event, it may be put to by a signal handler that interrupts a get.
@@ -129,7 +132,7 @@ class Watcher:
 
     def _share(self) -> float:
         try:
-            return 1 - validation.jitter(self._jitter()) / 2
+            return 1 - validation.jitter(self._draw()) / 2
         except Exception:  # noqa: BLE001 - a pause is no reason to end
             return 1.0
 

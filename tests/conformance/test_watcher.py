@@ -286,7 +286,7 @@ def test_a_lost_connection_to_postgresql_costs_one_look(
             if len(rounds) == 4:
                 self.stop()
 
-    Scripted(JobRepository(engine), every_ms=5000, jitter=lambda: 0).run()
+    Scripted(JobRepository(engine), every_ms=5000, draw=lambda: 0).run()
     assert rounds == [5000, 1000, 5000, 5000]
     assert [vars(record)["event"] for record in caplog.records] == ["outage", "outage-over"]
     engine.dispose()

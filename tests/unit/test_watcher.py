@@ -37,7 +37,7 @@ class Scripted(Watcher):
     def __init__(
         self, queue: JobRepository, script: Iterable[BaseException | None], **settings: Any
     ) -> None:
-        super().__init__(queue, **{"jitter": lambda: 0, **settings})
+        super().__init__(queue, **{"draw": lambda: 0, **settings})
         self._script, self.pauses = iter(script), list[float]()
 
     def look(self) -> Recovered:
@@ -64,15 +64,15 @@ def test_it_looks_at_once_and_then_again_after_each_pause(queue: JobRepository) 
 
 def test_pauses_are_uneven_and_never_longer_than_asked(queue: JobRepository) -> None:
     drawn = iter([0, 0.5, 1])
-    watcher = Scripted(queue, [None] * 3, every_ms=1000, jitter=lambda: next(drawn))
+    watcher = Scripted(queue, [None] * 3, every_ms=1000, draw=lambda: next(drawn))
     watcher.run()
     assert watcher.pauses == [1000, 750, 500]
 
 
 @pytest.mark.parametrize("wrong", [-1, 7, float("nan"), None, 1 / 3j])
-def test_a_jitter_that_is_none_shortens_nothing(queue: JobRepository, wrong: Any) -> None:
-    assert Watcher(queue, every_ms=1000, jitter=lambda: wrong)._round() == 1000
-    assert Watcher(queue, every_ms=1000, jitter=lambda: 1 / 0)._round() == 1000
+def test_a_draw_that_is_none_shortens_nothing(queue: JobRepository, wrong: Any) -> None:
+    assert Watcher(queue, every_ms=1000, draw=lambda: wrong)._round() == 1000
+    assert Watcher(queue, every_ms=1000, draw=lambda: 1 / 0)._round() == 1000
 
 
 def test_unless_said_the_pauses_are_drawn_by_chance(queue: JobRepository) -> None:
@@ -98,7 +98,7 @@ def test_an_outage_is_told_when_it_begins_and_when_it_is_over(
 
 
 def test_in_a_long_outage_it_tries_once_a_minute_and_does_not_spin(queue: JobRepository) -> None:
-    watcher = Scripted(queue, [REFUSED] * 40, every_ms=1, jitter=lambda: 1)
+    watcher = Scripted(queue, [REFUSED] * 40, every_ms=1, draw=lambda: 1)
     watcher.run()
     assert watcher.pauses[:8] == [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]
     assert set(watcher.pauses[8:]) == {30_000}
@@ -145,6 +145,7 @@ WRONG: dict[str, tuple[Callable[[JobRepository], object], str]] = {
     "clock": (lambda queue: Watcher(queue, 5), "clock: expected a callable"),  # type: ignore[arg-type]
     "every_ms": (lambda queue: Watcher(queue, every_ms=0), "every_ms: expected int from 1 to"),
     "a day": (lambda queue: Watcher(queue, every_ms=86_400_001), "every_ms: expected int from 1"),
+    "draw": (lambda queue: Watcher(queue, draw=0.5), "draw: expected a callable"),  # type: ignore[arg-type]
     "report": (lambda queue: Watcher(queue, report="log"), "report: expected None or a callable"),  # type: ignore[arg-type]
 }
 
