@@ -1,10 +1,11 @@
 """Renews the leases of the jobs in hand, and notices when one is lost.
 
 Two kinds of threads share one lock. A renewer takes the job that is due first and renews it
-through a connection of its own, so that handlers which use up the pool do not cost a lease. The
-guard never touches the database: at the end of a lease, by this process's own monotonic clock, it
-says that the lease is lost, whatever a renewal in flight is doing; and where a renewal is stuck it
-sees to it that another renewer takes care of the other jobs.
+through a connection of its own, kept while there is something to renew, so that handlers which
+use up the pool do not cost a lease. The guard never touches the database: at the end of a lease,
+by this process's own monotonic clock, it says that the lease is lost, whatever a renewal in
+flight is doing; and where a renewal is stuck it sees to it that another renewer takes care of the
+other jobs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from enum import Enum
 
 from leasestore.clock import Clock, monotonic_ms
 from leasestore.repository import JobRepository
@@ -23,6 +25,17 @@ from leasestore.worker.running import NEVER, Running, Sighting
 JOIN_S = 0.5
 """How long a finish waits for a renewal in flight. One that is stuck for longer changes nothing
 about the finish: the row tells which of the two came first."""
+
+# A connection that nobody uses for longer goes back to the pool, since somebody on the way to the
+# server may end it meanwhile, and the pool knows how to ask.
+_KEPT_MS = 60_000
+
+
+class _Later(Enum):
+    LATER = "nothing to do for long"
+
+
+_LATER = _Later.LATER
 
 
 class Heartbeat:
@@ -92,7 +105,11 @@ class Heartbeat:
     def _renew_on_and_on(self) -> None:
         with ExitStack() as opened:
             kept: JobRepository | None = None
-            while (job := self._next()) is not None:
+            while (job := self._next(idle=kept is None)) is not None:
+                if job is _LATER:
+                    kept = None
+                    opened.close()
+                    continue
                 sighting = Sighting(self._clock)
                 try:
                     kept = kept or opened.enter_context(self._repository._keeping_connection())
@@ -104,8 +121,9 @@ class Heartbeat:
                 else:
                     self._renewed(job, ticket, sighting)
 
-    def _next(self) -> Running | None:
-        """Waits until a job is due; None once the heartbeat is closed."""
+    def _next(self, *, idle: bool) -> Running | _Later | None:
+        """Waits until a job is due; None once the heartbeat is closed. One who is not idle, but has
+        a connection, is told if there is nothing to do for long."""
         with self._changed:
             while not self._closed:
                 job = min(self._waiting(), key=lambda job: job.due_ms, default=None)
@@ -115,6 +133,8 @@ class Heartbeat:
                     self._free -= 1
                     self._changed.notify_all()
                     return job
+                if wait_ms > _KEPT_MS and not idle:
+                    return _LATER
                 self._wait(wait_ms)
             return None
 

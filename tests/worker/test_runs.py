@@ -25,7 +25,7 @@ from leasestore import (
     system_clock,
 )
 from tests.support import rows
-from tests.worker.scene import LONGEST_WAIT_S, Gate, Queue, Told, at_work, statements
+from tests.worker.scene import LONGEST_WAIT_S, SHORT_MS, Gate, Queue, Told, at_work, statements
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ def test_once_works_one_job(queue: Queue) -> None:
     assert worker.run(once=True) == Worked(ended="empty")
 
 
-def test_no_more_jobs_are_claimed_than_there_are_places(queue: Queue) -> None:
+def test_no_more_jobs_are_claimed_than_there_are_places(queue: Queue, told: Told) -> None:
     queue.enqueue("a", "b", "c", "d")
     gate = Gate()
 
@@ -77,9 +77,11 @@ def test_no_more_jobs_are_claimed_than_there_are_places(queue: Queue) -> None:
         gate.stand()
         return True
 
-    with at_work(Worker(queue.jobs, send, concurrency=2), until_empty=True) as going:
+    worker = Worker(queue.jobs, send, concurrency=2, lease_ms=SHORT_MS)
+    with at_work(worker, until_empty=True) as going:
         gate.came()
         gate.came()
+        told.wait_for("renewed", 4)
         assert [queue.row(n)["status"] for n in "abcd"] == [*["leased"] * 2, *["pending"] * 2]
         gate.open()
         assert going.ended().done == 4

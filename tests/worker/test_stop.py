@@ -115,6 +115,20 @@ def test_a_claim_that_does_not_come_back_is_not_waited_for(
     assert queue.end("a") == ("pending", "released", 0)
 
 
+def test_and_what_it_brings_is_not_given_back_for_ever(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.enqueue("a")
+    claimed = Gate()
+    meddled.after["claim"] = lambda *_: claimed.stand()
+    meddled.before["release"] = Away()
+    with at_work(Worker(meddled, ok, grace_ms=0, lease_ms=60_000, poll_ms=5)) as going:
+        claimed.came()
+        assert going.stopped() == Worked(ended="stopped")
+    claimed.open()
+    told.wait_for("given-up")
+
+
 def test_a_job_that_has_not_begun_is_released(queue: Queue, told: Told) -> None:
     """One coroutine blocks the loop; the other one is claimed, and waits for it."""
     queue.enqueue("a", max_attempts=1)
@@ -284,7 +298,8 @@ def test_a_handler_stops_its_worker(queue: Queue) -> None:
 def test_a_stop_before_the_run_ends_that_run_and_not_the_next(queue: Queue) -> None:
     queue.enqueue("a")
     worker = Worker(queue.jobs, ok)
-    worker.stop()
+    for _ in range(3):
+        worker.stop()
     assert worker.run().ended == "stopped"
     assert worker.run(until_empty=True).ended == "empty"
 
