@@ -61,9 +61,14 @@ class Server:
         assert url.database is not None
         return self._url_of(self._create(url.database))
 
+    def drop(self, url: URL) -> None:
+        assert url.database is not None
+        self._run(f"DROP DATABASE {url.database} WITH (FORCE)")
+        self._made.remove(url.database)
+
     def drop_all(self) -> None:
-        for name in self._made:
-            self._run(f"DROP DATABASE {name} WITH (FORCE)")
+        for name in list(self._made):
+            self.drop(self._url_of(name))
 
     def _create(self, template: str) -> str:
         name = next(self._names)
@@ -88,7 +93,7 @@ def libpq(url: URL) -> str:
 def server() -> Iterator[Server]:
     named = os.environ.get(NAMED_BY)
     if named is None:
-        with _started() as url:
+        with started() as url:
             yield Server(url)
         return
     found = Server(make_url(named))
@@ -102,12 +107,12 @@ def server() -> Iterator[Server]:
 def oldest_server() -> Iterator[Server]:
     """Beside the other one, a server of the oldest PostgreSQL on this machine: the system's, or
     else the older of the wheel's two."""
-    with _started(of_the_oldest=True) as url:
+    with started(of_the_oldest=True) as url:
         yield Server(url)
 
 
 @contextmanager
-def _started(of_the_oldest: bool = False) -> Iterator[URL]:
+def started(settings: str = _SETTINGS, *, of_the_oldest: bool = False) -> Iterator[URL]:
     """A server from a wheel, in a directory of its own that goes with it."""
     with warnings.catch_warnings():
         # The wheel looks for a directory that systems without a login session do not have, and
@@ -127,7 +132,7 @@ def _started(of_the_oldest: bool = False) -> Iterator[URL]:
             running.bin_path = min(served, key=_version)
         running.ensure_pgdata_inited()
         with (home / "data" / "postgresql.conf").open("a") as configuration:
-            configuration.write(_SETTINGS)
+            configuration.write(settings)
         running.start()
         try:
             yield make_url(running.get_uri())

@@ -1,0 +1,100 @@
+"""leasestore, as an application uses it: a repository on an engine."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from sqlalchemy import Engine, create_engine, event, make_url
+
+from benchmarks.contenders import (
+    LEASE_MS,
+    NOW_MS,
+    OWNER,
+    TTL_MS,
+    Busy,
+    Postgresql,
+    Sqlite,
+    Verbs,
+    told,
+)
+from leasestore import JobRepository, StoreBusy, Ticket
+
+
+def engine_of(target: Sqlite | Postgresql) -> Engine:
+    if isinstance(target, Postgresql):
+        url = make_url(target.url).set(drivername="postgresql+psycopg")
+        return create_engine(url, connect_args={"options": target.options})
+    engine = create_engine(f"sqlite:///{target.path}")
+    synchronous = target.synchronous
+
+    @event.listens_for(engine, "connect")
+    def set_synchronous(connection: Any, _: object) -> None:
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+
+    return engine
+
+
+class Library(Verbs):
+    def __init__(self, target: Sqlite | Postgresql) -> None:
+        super().__init__()
+        self._engine = engine_of(target)
+        self._jobs = JobRepository(self._engine)
+
+    def enqueue(self, job_id: str, now_ms: int) -> bool:
+        try:
+            return self._jobs.enqueue({"id": job_id, "qty": 1}, now_ms, TTL_MS)
+        except StoreBusy as busy:
+            raise Busy from busy
+
+    def claim(self, now_ms: int) -> Ticket | None:
+        try:
+            return self._jobs.claim(OWNER, now_ms, LEASE_MS)
+        except StoreBusy as busy:
+            raise Busy from busy
+
+    def finish(self, ticket: Ticket, now_ms: int) -> object:
+        try:
+            return self._jobs.finish(ticket, "ok", now_ms)
+        except StoreBusy as busy:
+            raise Busy from busy
+
+    def durability(self) -> str | None:
+        if self._engine.dialect.name != "sqlite":
+            return None
+        with self._engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            return told(driver)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+class Grouped(Library):
+    """Many jobs a transaction."""
+
+    def __init__(self, target: Sqlite | Postgresql, size: int) -> None:
+        super().__init__(target)
+        self._size = size
+
+    def cycles(self, jobs: int) -> None:
+        repository = cast("Any", self._jobs)
+        for _ in range(0, jobs, self._size):
+            events = [{"id": next(self._ids), "qty": 1} for _ in range(self._size)]
+            repository.enqueue_many(events, NOW_MS, TTL_MS)
+            tickets = repository.claim_batch(OWNER, NOW_MS, self._size, LEASE_MS)
+            assert len(tickets) == self._size
+            repository.finish_batch([(ticket, "ok", 0) for ticket in tickets], NOW_MS)
+
+
+class OneStepLess(Library):
+    """Each finish claims the next: two transactions a job."""
+
+    def cycles(self, jobs: int) -> None:
+        repository = cast("Any", self._jobs)
+        self.enqueue(next(self._ids), NOW_MS)
+        ticket = self.claim(NOW_MS)
+        for _ in range(jobs - 1):
+            self.enqueue(next(self._ids), NOW_MS)
+            _, ticket = repository.finish_and_claim(ticket, "ok", OWNER, NOW_MS, lease_ms=LEASE_MS)
+        assert ticket is not None
+        self.finish(ticket, NOW_MS)
