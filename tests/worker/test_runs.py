@@ -129,7 +129,7 @@ def test_an_idle_minute_costs_little(queue: Queue, share: float, at_most: int) -
     assert wakeup.pauses[:6] == [50, 100, 200, 400, 800, 1000]
     assert set(wakeup.pauses[5:]) == {1000}
     assert claims == len(wakeup.pauses) + 1 <= at_most
-    assert len(sent) == 3 * claims
+    assert len(sent) == 2 * claims
 
 
 def test_a_wakeup_that_wakes_makes_it_look_at_once(queue: Queue) -> None:
