@@ -10,12 +10,13 @@ from sqlalchemy import create_engine
 
 from leasestore import JobRepository
 from tests.support import make_file
-from tests.worker.scene import Meddled, Queue, Told
+from tests.worker.scene import Meddled, Queue, Told, join_workers
 
 
 def _queue(url: Any) -> Iterator[Queue]:
     engine = create_engine(url)
     yield Queue(engine, JobRepository(engine))
+    join_workers()
     engine.dispose()
 
 

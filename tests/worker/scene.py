@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -207,3 +208,12 @@ class Away:
     def is_back(self) -> None:
         with self._failed:
             self.times = self.failed
+
+
+def join_workers() -> None:
+    """Waits for what a worker that has ended may have left to itself, say a renewal that was stuck:
+    it has a connection of the engine, which is to be closed."""
+    for thread in threading.enumerate():
+        if re.search(r" (renewer|guard|claims|event loop|place \d+|watcher)$", thread.name):
+            thread.join(LONGEST_WAIT_S)
+            assert not thread.is_alive(), thread.name

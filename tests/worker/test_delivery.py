@@ -25,7 +25,16 @@ from leasestore import (
     immediate,
     system_clock,
 )
-from tests.worker.scene import LONGEST_WAIT_S, SHORT_MS, Away, Gate, Meddled, Queue, Told
+from tests.worker.scene import (
+    LONGEST_WAIT_S,
+    SHORT_MS,
+    Away,
+    Gate,
+    Meddled,
+    Queue,
+    Told,
+    join_workers,
+)
 
 
 class Base(DeclarativeBase):
@@ -68,6 +77,7 @@ def _parcels(url: Any) -> Iterator[Parcels]:
         values = {"payload": {"to": "Ghent"}, "recipient": "M.", "lost": "a glove"}
         jobs.enqueue({"id": job_id, "qty": 2}, system_clock, 60_000, values=values)
     yield Parcels(engine, jobs)
+    join_workers()
     engine.dispose()
 
 

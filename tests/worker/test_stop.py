@@ -326,7 +326,7 @@ def test_a_signal_that_is_ignored_stays_ignored(queue: Queue) -> None:
     try:
 
         def send(_: Any) -> bool:
-            signal.raise_signal(signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return True
 
         worked = Worker(queue.jobs, send).run(signals=True, until_empty=True)
