@@ -41,7 +41,7 @@ class Claims:
         self._hand_on, self._hand_back, self._ended = hand_on, hand_back, ended
         self._outage = Outage("claim", terms.owner)
         self._stopping = threading.Event()
-        self._proven, self._idle_rounds = False, 0
+        self._proven, self._deaf, self._idle_rounds = False, False, 0
         self._thread = threading.Thread(target=self._run, name=f"{terms.owner} claims", daemon=True)
 
     def open(self) -> None:
@@ -114,9 +114,13 @@ class Claims:
         try:
             woken = self._wakeup.wait(pause_ms)
         except Exception as error:  # noqa: BLE001 - without it, there is still the poll
-            tell(logging.WARNING, "wakeup-failed", f"the wakeup failed: {shown(error)}")
+            if not self._deaf:
+                text = f"the wakeup fails, and the worker only polls: {shown(error)}"
+                tell(logging.WARNING, "wakeup-failed", text, owner=self._terms.owner)
+            self._deaf = True
             self._stopping.wait(pause_ms / 1000)
         else:
+            self._deaf = False
             if woken:
                 self._idle_rounds = 0
 

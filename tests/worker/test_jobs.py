@@ -24,7 +24,7 @@ class Muddled(BaseException):
 
 class Long(Exception):
     def __str__(self) -> str:
-        return "\u00e9" * 10_000_000
+        return "\u00e9" * 1_000_000
 
 
 def answering(answer: object) -> Callable[[Any], object]:

@@ -146,15 +146,20 @@ def test_a_wakeup_that_wakes_makes_it_look_at_once(queue: Queue) -> None:
 
 
 def test_a_wakeup_that_fails_leaves_the_poll(queue: Queue, told: Told) -> None:
+    tried = threading.Semaphore(0)
+
     class Broken(CountedPauses):
         def wait(self, timeout_ms: int) -> bool:
+            tried.release()
             raise OSError("the wire is cut")
 
     with at_work(Worker(queue.jobs, ok, poll_ms=10, wakeup=Broken(0))) as going:
-        told.wait_for("wakeup-failed", 3)
+        for _ in range(3):
+            assert tried.acquire(timeout=LONGEST_WAIT_S)
         queue.enqueue("a")
         told.wait_for("done")
         assert going.stopped().done == 1
+    assert told.events("wakeup-failed") == ["wakeup-failed"]
 
 
 def test_it_raises_before_anything_is_claimed_where_the_tables_are_missing(
