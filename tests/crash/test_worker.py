@@ -142,6 +142,7 @@ def nursery(start: Start, path: Path, tmp_path: Path) -> Iterator[Nursery]:
         made.close()
 
 
+@pytest.mark.timeout(400)
 def test_every_job_ends_once_however_often_workers_are_killed(
     nursery: Nursery, path: Path, queue: Queue
 ) -> None:
@@ -350,6 +351,7 @@ def sparing_the_disk(path: Path) -> Engine:
     return engine
 
 
+@pytest.mark.timeout(400)
 def test_eight_threads_on_one_file_never_see_it_locked(path: Path, told: Told) -> None:
     logging.getLogger("leasestore.worker").setLevel(logging.WARNING)
     many(path, JOBS)
@@ -361,6 +363,7 @@ def test_eight_threads_on_one_file_never_see_it_locked(path: Path, told: Told) -
     engine.dispose()
 
 
+@pytest.mark.timeout(400)
 def test_a_worker_keeps_nothing_of_the_jobs_that_it_has_done(path: Path, told: Told) -> None:
     logging.getLogger("leasestore.worker").setLevel(logging.CRITICAL)
     many(path, 2 * JOBS)
