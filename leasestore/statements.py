@@ -112,6 +112,14 @@ class Statements:
         limit: ColumnElement[int] = bindparam(_PREFIX + "limit", type_=Integer())
         return select(*self._row).where(self._expired).order_by(*longest_ended_first).limit(limit)
 
+    @cached_property
+    def lock(self) -> Select[Any]:
+        """The rows of these jobs, kept from others until the transaction ends, in order of seq."""
+        column = self._job.c
+        ids = bindparam(_PREFIX + "ids", type_=column.id.type, expanding=True)
+        chosen = select(column.seq).where(column.id.in_(ids)).order_by(column.seq)
+        return chosen.with_for_update(key_share=True)
+
     # Enqueue
 
     def enqueue(self, names: tuple[str, ...] = ()) -> Insert:
@@ -273,7 +281,8 @@ class Statements:
 
     @cached_property
     def recover(self) -> Update:
-        ended = self._choose(self._job, (self._expired,))
+        # Repeats what the sweep just did: it passed over rows that somebody had locked.
+        ended = self._choose(self._job, (self._expired, ~self._late, ~self._terms.spent))
         return self._free(ended, status=word("pending"), reason=word("expired"))
 
     @cached_property

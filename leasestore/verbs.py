@@ -16,9 +16,9 @@ from leasestore.clock import Clock
 from leasestore.dialects import Dialect
 from leasestore.errors import CallersError
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin, own_columns, table_of
-from leasestore.statements import Statements
+from leasestore.statements import Statements, parameters
 from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
-from leasestore.validation import Fault, Limits
+from leasestore.validation import Fault, Limits, Moment
 
 _T = TypeVar("_T")
 
@@ -108,6 +108,18 @@ class Verbs(ABC):
     def _read(self, work: Callable[[Connection], _T]) -> _T:
         return _callers_errors_unpacked(lambda: self._do_read(work))
 
+    def _moment(self, now_ms: int | Clock, job_id: str) -> Moment:
+        """A time; or a clock, to be read when nobody else has the row of this job."""
+        now, queue = validation.moment(now_ms, self._queue.limits), self._queue
+        if not callable(now_ms):
+            return now
+
+        def when_it_is_ours(connection: Connection) -> int:
+            queue.dialect.lock_rows(connection, queue.statements.lock, parameters(ids=[job_id]))
+            return now(connection)
+
+        return when_it_is_ours
+
     def enqueue(
         self,
         event: Event,
@@ -133,6 +145,9 @@ class Verbs(ABC):
 
         Raises:
             Conflict: a job of this id exists with another qty.
+
+        On PostgreSQL, an enqueue that has to wait for a transaction which has enqueued the same id,
+        and which is then rolled back, has read its clock before that wait.
         """
         checked = validation.event(event, self._queue.limits)
         now = validation.moment(now_ms, self._queue.limits)
@@ -215,7 +230,7 @@ class Verbs(ABC):
         """
         checked = validation.ticket(ticket, self._queue.limits)
         validation.outcome(outcome)
-        now = validation.moment(now_ms, self._queue.limits)
+        now = self._moment(now_ms, checked["id"])
         delay = validation.delay_ms(delay_ms, self._queue.limits)
         points = validation.fault(fault)
         own = validation.values(values, self._queue.own)
@@ -254,7 +269,7 @@ class Verbs(ABC):
             None, with nothing changed, if the ticket is stale: an ended lease never comes back.
         """
         checked = validation.ticket(ticket, self._queue.limits)
-        now = validation.moment(now_ms, self._queue.limits)
+        now = self._moment(now_ms, checked["id"])
         lease = validation.lease_ms(lease_ms, self._queue.limits)
         points = validation.fault(fault)
         return self._write(
@@ -309,7 +324,7 @@ class Verbs(ABC):
             NotDead: there is no such job, or it is not dead; a `ValueError`, like bad arguments.
         """
         validation.identifier("job_id", job_id)
-        now = validation.moment(now_ms, self._queue.limits)
+        now = self._moment(now_ms, job_id)
         ttl = validation.ttl_ms(ttl_ms, self._queue.limits)
         validation.identifier("note", note)
         points = validation.fault(fault)

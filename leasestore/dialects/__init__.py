@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, Update
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, Update
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 
@@ -52,6 +52,15 @@ class Dialect(Protocol):
 
         Questions are asked apart, so that each finds its own index. Where rows have locks, they
         are locked as they are chosen, and those that somebody else works on are passed over.
+        """
+        ...
+
+    def lock_rows(
+        self, connection: Connection, lock: Select[Any], bound: Mapping[str, object], /
+    ) -> None:
+        """Where rows have locks, take those that this statement takes, and wait for them.
+
+        A clock that is read before such a wait would be old after it.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial, reduce
 from typing import Any
@@ -15,6 +15,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Integer,
+    Select,
     Table,
     Update,
     any_,
@@ -75,6 +76,10 @@ def choose(
     ]
     arrays: list[ColumnElement[Any]] = [func.array(each.scalar_subquery()) for each in answers]
     return table.c.seq == any_(reduce(lambda one, other: one.op("||")(other), arrays))
+
+
+def lock_rows(connection: Connection, lock: Select[Any], bound: Mapping[str, object]) -> None:
+    connection.execute(lock, bound).all()
 
 
 def now_ms(connection: Connection) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -18,6 +18,7 @@ from sqlalchemy import (
     Engine,
     Integer,
     RootTransaction,
+    Select,
     Table,
     Update,
     column,
@@ -66,6 +67,10 @@ def choose(
         for conditions in questions
     ]
     return table.c.seq.in_(answers[0] if len(answers) == 1 else union_all(*answers))
+
+
+def lock_rows(connection: Connection, lock: Select[Any], bound: Mapping[str, object]) -> None:
+    """The write lock is all there is, and held by now."""
 
 
 def now_ms(connection: Connection) -> int:

@@ -18,9 +18,11 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from leasestore import (
+    Clock,
     Conflict,
     JobRepository,
     SchemaError,
+    StaleTicket,
     StoreBusy,
     Ticket,
     UnsupportedEngine,
@@ -295,6 +297,78 @@ def test_of_two_redrives_one_finds_the_job_no_longer_dead(
         with pytest.raises(NotDead):
             second[0].result()
     assert [row["note"] for row in store.rows("redrives")] == ["first"]
+
+
+# A clock is read after the wait
+
+
+AFTER_A_WAIT: dict[str, Callable[[JobRepository, Clock], object]] = {
+    "finish": lambda repository, clock: repository.finish(HELD, "ok", clock),
+    "renew": lambda repository, clock: repository.renew(HELD, clock),
+}
+
+
+@pytest.mark.parametrize("verb", AFTER_A_WAIT)
+@each_that_waits
+def test_a_lease_that_ends_while_somebody_has_the_row_has_ended(
+    postgresql_store: PostgreSQLStore, verb: str
+) -> None:
+    store, now = postgresql_store, [NOW]
+    insert_held(store)
+    before = store.dump()
+
+    def call() -> object:
+        try:
+            return AFTER_A_WAIT[verb](store.repository, lambda: now[0])
+        except StaleTicket:
+            return False
+
+    with ThreadPoolExecutor(1) as threads, beside(store.url) as other:
+        with other.transaction():
+            lock(other, HELD["id"])
+            answer = threads.submit(call)
+            until_it_waits(store)
+            now[0] = HELD["lease_until"]
+        assert not answer.result()
+    assert store.dump() == before
+
+
+def test_a_redriven_jobs_time_begins_after_the_wait(postgresql: Server) -> None:
+    url = postgresql.fresh()
+    with POSTGRESQL["psycopg-engine"](url) as store, beside(url) as other:
+        assert isinstance(store, PostgreSQLStore)
+        stage(store)
+        now = [NOW]
+        with ThreadPoolExecutor(1) as threads:
+            with other.transaction():
+                lock(other, "dead")
+                clock = lambda: now[0]  # noqa: E731
+                answer = threads.submit(store.repository.redrive, "dead", clock, 1000, "why")
+                until_it_waits(store)
+                now[0] = NOW + 700
+            assert answer.result() is True
+        (row,) = [row for row in store.rows() if row["id"] == "dead"]
+        assert (row["available_at"], row["deadline"]) == (NOW + 700, NOW + 1700)
+
+
+def test_recover_gives_back_nothing_that_the_sweep_could_not_have(postgresql: Server) -> None:
+    url = postgresql.fresh()
+    engine = create_engine(url)
+    jobs = JobRepository(engine)
+    for job_id, ttl_ms, attempts in (("late", 1000, 3), ("spent", 9000, 1)):
+        jobs.enqueue({"id": job_id, "qty": 1}, 0, ttl_ms, attempts)
+        jobs.claim("gone", 0, 1000)
+    with beside(url) as other:
+        other.execute("BEGIN")
+        lock(other, "late", "spent")
+
+        @event.listens_for(engine, "after_cursor_execute", once=True)
+        def let_go(*_: object) -> None:
+            other.execute("ROLLBACK")
+
+        assert jobs.recover(5000) == {"recovered": 0, "deadline": 0, "exhausted": 0}
+    assert jobs.recover(5000) == {"recovered": 0, "deadline": 1, "exhausted": 1}
+    engine.dispose()
 
 
 # Waiting that has an end
