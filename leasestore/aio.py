@@ -93,6 +93,7 @@ class AsyncJobRepository(_Face[JobRepository]):
     get = _mirrored(JobRepository.get)
     stuck = _mirrored(JobRepository.stuck)
     recover = _mirrored(JobRepository.recover)
+    finish_and_claim = _mirrored(JobRepository.finish_and_claim)
 
     def within(
         self,
@@ -141,6 +142,7 @@ class AsyncEnlistedRepository(_Face[EnlistedRepository]):
     get = _mirrored(EnlistedRepository.get)
     stuck = _mirrored(EnlistedRepository.stuck)
     recover = _mirrored(EnlistedRepository.recover)
+    finish_and_claim = _mirrored(EnlistedRepository.finish_and_claim)
 
     async def _call(self, verb: Callable[[EnlistedRepository], _T]) -> _T:
         host = _resolved(self._host)

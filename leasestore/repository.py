@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
 from leasestore import operations, validation
+from leasestore.batches import Batches
 from leasestore.clock import Clock
 from leasestore.errors import SchemaError, StaleTicket, StoreBusy
 from leasestore.host import Host, host_of
@@ -26,12 +27,12 @@ from leasestore.transactions import (
     write_transaction,
 )
 from leasestore.validation import Fault, Limits
-from leasestore.verbs import Queue, Verbs
+from leasestore.verbs import Queue
 
 _T = TypeVar("_T")
 
 
-class JobRepository(Verbs):
+class JobRepository(Batches):
     """Jobs with leases, in the application's own database.
 
     Each write is one short immediate transaction (CONTRACT.md, "Transactions"): with an engine
@@ -57,9 +58,9 @@ class JobRepository(Verbs):
         redrive: the model of its audit table, a mapped class with `RedriveMixin`.
         limits: wider bounds than the contract's, see `Limits`.
         notify: on PostgreSQL, verbs that leave a job to be claimed at once (`enqueue`, `redrive`,
-            `release`, `recover`, `finish` with `retry`) say so when their transaction is
-            committed, to every `Wakeup` that listens. Not in a two-phase transaction, which
-            PostgreSQL refuses then. On SQLite it changes nothing.
+            `release`, `recover`, `finish` with `retry`, and those made of these) say so when
+            their transaction is committed, to every `Wakeup` that listens. Not in a two-phase
+            transaction, which PostgreSQL refuses then. On SQLite it changes nothing.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class JobRepository(Verbs):
             return work(connection)
 
 
-class EnlistedRepository(Verbs):
+class EnlistedRepository(Batches):
     """The verbs inside a transaction of the application's, from `JobRepository.within`.
 
     Two differences from `JobRepository`, both on purpose: a stale ticket raises `StaleTicket`
@@ -241,6 +242,8 @@ class EnlistedRepository(Verbs):
 
 
 def _changed(answer: object) -> bool:
+    if isinstance(answer, (list, tuple)):
+        return any(map(_changed, answer))
     return answer is not None and answer is not False
 
 

@@ -126,6 +126,9 @@ async def _every_verb(jobs: AsyncJobRepository) -> None:
     row = await jobs.get("order-1")
     assert row is not None
     assert (row["status"], row["token"]) == ("pending", 3)
+    fourth = await jobs.claim("me", 40)
+    assert fourth is not None
+    assert await jobs.finish_and_claim(fourth, "ok", "me", 41) == ("done", None)
 
 
 @pytest.mark.parametrize("door", ["engine", "connection"])

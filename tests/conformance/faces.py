@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
-from leasestore import JobRepository, StaleTicket, immediate
+from leasestore import EnlistedRepository, JobRepository, StaleTicket, immediate
 from leasestore.aio import AsyncJobRepository
 
 _STALE = {"finish": False, "renew": None, "release": False}
@@ -33,18 +33,34 @@ class Within:
             with Session(self._engine) as session:
                 if verb in _READS:
                     return getattr(self._jobs.within(session), verb)(*args, **kwargs)
+                signature = inspect.signature(getattr(self._jobs, verb))
+                given = signature.bind(*args, **kwargs).arguments
                 with immediate(session):
+                    within = self._jobs.within(session)
                     try:
-                        answer = getattr(self._jobs.within(session), verb)(*args, **kwargs)
+                        answer = getattr(within, verb)(*args, **kwargs)
                     except StaleTicket:
-                        answer = _STALE[verb]
-            signature = inspect.signature(getattr(self._jobs, verb))
-            fault = signature.bind(*args, **kwargs).arguments.get("fault")
-            if fault is not None and answer is not None and answer is not False:
+                        answer = _answered(within, verb, given)
+            fault = given.get("fault")
+            if fault is not None and _changed(answer):
                 fault("after-commit")
             return answer
 
         return call
+
+
+def _answered(within: EnlistedRepository, verb: str, given: dict[str, Any]) -> Any:
+    """What the verb answers outside, where a ticket is stale."""
+    if verb == "finish_and_claim":
+        lease_ms = given.get("lease_ms", 1000)
+        return False, within.claim(given["owner"], given["now_ms"], lease_ms, given.get("fault"))
+    return _STALE[verb]
+
+
+def _changed(answer: object) -> bool:
+    if isinstance(answer, (list, tuple)):
+        return any(map(_changed, answer))
+    return answer is not None and answer is not False
 
 
 class Awaited:

@@ -87,6 +87,10 @@ FAULTED: dict[str, tuple[tuple[str, ...], Callable[[JobRepository, Fault | None]
     ),
     "renew": (("after-renew", "after-commit"), lambda r, f: r.renew(HELD, NOW, 1000, f)),
     "release": (("after-release", "after-commit"), lambda r, f: r.release(HELD, f)),
+    "finish and claim": (
+        ("after-finish", "after-claim", "after-commit"),
+        lambda r, f: r.finish_and_claim(HELD, "ok", "me", NOW, fault=f),
+    ),
 }
 """Every verb with fault points: the points in order, and a call that changes something."""
 
@@ -98,6 +102,7 @@ TIMED: dict[str, Callable[[JobRepository, int | Clock], object]] = {
     "redrive": lambda r, now: r.redrive("dead", now, 1000, "by-hand"),
     "renew": lambda r, now: r.renew(HELD, now, 1000),
     "recover": lambda r, now: r.recover(now),
+    "finish and claim": lambda r, now: r.finish_and_claim(HELD, "retry", "me", now),
 }
 """Every write verb that takes the time, as a call that changes something."""
 

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "get": {"job_id": "held"},
     "stuck": {"now_ms": NOW},
     "recover": {"now_ms": NOW},
+    "finish_and_claim": {"ticket": HELD, "outcome": "retry", "owner": "me", "now_ms": NOW},
 }
 """A call of each verb in the scene, to which each argument is added in turn."""
 
@@ -74,9 +75,16 @@ ARGUMENTS: dict[tuple[str, str], Values] = {
     ("stuck", "now_ms"): TIMES,
     ("stuck", "limit"): integers(1, 100_000),
     ("recover", "now_ms"): TIMES,
+    ("finish_and_claim", "ticket"): records(HELD),
+    ("finish_and_claim", "outcome"): OUTCOMES,
+    ("finish_and_claim", "owner"): IDENTIFIERS,
+    ("finish_and_claim", "now_ms"): TIMES,
+    ("finish_and_claim", "lease_ms"): integers(1, 60_000),
+    ("finish_and_claim", "delay_ms"): integers(0, 60_000),
+    ("finish_and_claim", "fault"): FAULTS,
     **{
         (verb, f"ticket.{key}"): values
-        for verb in ("finish", "renew", "release")
+        for verb in ("finish", "renew", "release", "finish_and_claim")
         for key, values in {
             "id": IDENTIFIERS,
             "qty": integers(1, 1000),
@@ -227,6 +235,7 @@ ORDER = {
     "get": ["job_id"],
     "stuck": ["now_ms", "limit"],
     "recover": ["now_ms"],
+    "finish_and_claim": ["ticket", "outcome", "owner", "now_ms", "lease_ms", "delay_ms"],
 }
 
 

@@ -169,6 +169,15 @@ def finish(outcome: str, delay_ms: int = 0) -> Callable[[JobRepository], Callabl
     return prepared
 
 
+def finish_and_claim(outcome: str, delay_ms: int = 0) -> Callable[[Any], Callable[[Any], object]]:
+    def prepared(jobs: JobRepository) -> Callable[[Any], object]:
+        jobs.enqueue(EVENT, NOW, 1000)
+        ticket = claimed(jobs)
+        return lambda verbs: verbs.finish_and_claim(ticket, outcome, "me", NOW, 1000, delay_ms)
+
+    return prepared
+
+
 def spent(jobs: JobRepository) -> Callable[[Any], object]:
     jobs.enqueue(EVENT, NOW, 1000, max_attempts=1)
     ticket = claimed(jobs)
@@ -200,6 +209,7 @@ SPEAKING = {
     "release": release,
     "recover": recover,
     "retry": finish("retry"),
+    "retry and claim": finish_and_claim("retry"),
 }
 SILENT = {
     "enqueue for later": enqueue_later,
@@ -210,6 +220,8 @@ SILENT = {
     "done": finish("ok"),
     "permanent": finish("permanent"),
     "retry later": finish("retry", 1),
+    "done and claim": finish_and_claim("ok"),
+    "retry later and claim": finish_and_claim("retry", 1),
     "retry with no attempt left": spent,
     "recover of nothing": recover_nothing,
 }

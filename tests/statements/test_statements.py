@@ -137,6 +137,10 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
     "recover": (lambda r: r.recover(5), ["UPDATE", "UPDATE"]),
     "watch": (lambda r: r._watch(5, 9), ["UPDATE", "SELECT"]),
     "watch, stuck": (lambda r: r._watch(900, 9), ["UPDATE", "SELECT", "UPDATE"]),
+    "finish and claim": (
+        lambda r: r.finish_and_claim(HELD, "ok", "me", 5),
+        ["UPDATE", "UPDATE", "WITH"],
+    ),
 }
 
 

@@ -1,0 +1,80 @@
+"""Verbs that do in one transaction what would take several: a job's end with the next one's
+beginning, and the same for many jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from sqlalchemy import Connection
+
+from leasestore import batch_operations, validation
+from leasestore.clock import Clock
+from leasestore.tickets import Outcome, Status, Ticket
+from leasestore.validation import Fault
+from leasestore.verbs import Verbs
+
+
+class Batches(Verbs):
+    """Several verbs of the contract in one transaction and at one reading of the clock: the
+    answers, and what the tables hold afterwards, are those of the single verbs in this order."""
+
+    enlisted = False
+    """Whether the transaction is the application's: then a stale ticket has to fail it."""
+
+    def finish_and_claim(
+        self,
+        ticket: Ticket,
+        outcome: Outcome,
+        owner: str,
+        now_ms: int | Clock,
+        lease_ms: int = 1000,
+        delay_ms: int = 0,
+        *,
+        values: Mapping[str, Any] | None = None,
+        fault: Fault | None = None,
+    ) -> tuple[Status | Literal[False], Ticket | None]:
+        """`finish`, then `claim`, in one transaction: a commit less for each job.
+
+        Args:
+            outcome: of the job in hand, as for `finish`.
+            owner: who takes the next job.
+            lease_ms: 1 to 60000, of the next job.
+            delay_ms: 0 to 60000, for `retry` of the job in hand.
+            values: for the model's own columns, as for `finish`.
+            fault: points `after-finish`, `after-claim`, each where it changed something, and
+                `after-commit`.
+
+        Returns:
+            What `finish` answers and what `claim` answers. A stale ticket is False, and the next
+            job is claimed all the same. Within a transaction of the application's it raises
+            `StaleTicket` instead, and nothing is claimed.
+        """
+        checked = validation.ticket(ticket, self._queue.limits)
+        validation.outcome(outcome)
+        validation.identifier("owner", owner)
+        now = validation.moment(now_ms, self._queue.limits)
+        lease = validation.lease_ms(lease_ms, self._queue.limits)
+        delay = validation.delay_ms(delay_ms, self._queue.limits)
+        own = validation.values(values, self._queue.own)
+        points = validation.fault(fault)
+
+        def work(connection: Connection) -> tuple[Status | None, Ticket | None]:
+            return batch_operations.finish_and_claim(
+                connection,
+                self._queue.statements,
+                checked,
+                outcome,
+                owner,
+                now(connection),
+                lease,
+                delay,
+                own,
+                points,
+                stale_raises=self.enlisted,
+            )
+
+        status, claimed = self._write(
+            work, points, own, frees=lambda pair: pair[0] == "pending" and not delay
+        )
+        return status or False, claimed
