@@ -94,6 +94,7 @@ class AsyncJobRepository(_Face[JobRepository]):
     stuck = _mirrored(JobRepository.stuck)
     recover = _mirrored(JobRepository.recover)
     finish_and_claim = _mirrored(JobRepository.finish_and_claim)
+    claim_batch = _mirrored(JobRepository.claim_batch)
 
     def within(
         self,
@@ -143,6 +144,7 @@ class AsyncEnlistedRepository(_Face[EnlistedRepository]):
     stuck = _mirrored(EnlistedRepository.stuck)
     recover = _mirrored(EnlistedRepository.recover)
     finish_and_claim = _mirrored(EnlistedRepository.finish_and_claim)
+    claim_batch = _mirrored(EnlistedRepository.claim_batch)
 
     async def _call(self, verb: Callable[[EnlistedRepository], _T]) -> _T:
         host = _resolved(self._host)

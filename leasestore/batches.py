@@ -78,3 +78,36 @@ class Batches(Verbs):
             work, points, own, frees=lambda pair: pair[0] == "pending" and not delay
         )
         return status or False, claimed
+
+    def claim_batch(
+        self,
+        owner: str,
+        now_ms: int | Clock,
+        limit: int,
+        lease_ms: int = 1000,
+        fault: Fault | None = None,
+    ) -> list[Ticket]:
+        """Take the first jobs whose time has come, as `claim` takes one.
+
+        The jobs are leased from now on, all of them: take no more than can be worked before the
+        leases end, and give back with `release` what cannot.
+
+        Args:
+            limit: 1 to 1000, the most jobs taken.
+            lease_ms: 1 to 60000; no lease outlasts its job's deadline.
+            fault: points `after-claim`, once for each job after all of them, and `after-commit`.
+
+        Returns:
+            A ticket for each, in order of their enqueueing; none if there is nothing to take.
+        """
+        validation.identifier("owner", owner)
+        now = validation.moment(now_ms, self._queue.limits)
+        most = validation.integer("limit", limit, 1, validation.MOST_AT_ONCE)
+        lease = validation.lease_ms(lease_ms, self._queue.limits)
+        points = validation.fault(fault)
+        return self._write(
+            lambda connection: batch_operations.claim_batch(
+                connection, self._queue.statements, owner, now(connection), most, lease, points
+            ),
+            points,
+        )

@@ -40,7 +40,7 @@ from leasestore.validation import Fault
 _AT_ONCE = 500
 
 
-def _pass(fault: Fault | None, point: str) -> None:
+def pass_point(fault: Fault | None, point: str) -> None:
     if fault is not None:
         fault(point)
 
@@ -113,7 +113,7 @@ def claim(
     connection.execute(statements.sweep if every else statements.sweep_one, bound).all()
     ticket = _ticket(connection, statements.claim if every else statements.claim_one, bound)
     if ticket is not None:
-        _pass(fault, "after-claim")
+        pass_point(fault, "after-claim")
     return ticket
 
 
@@ -132,7 +132,7 @@ def finish(
     rows = connection.execute(statement, bound).all()
     if not rows:
         return None
-    _pass(fault, "after-finish")
+    pass_point(fault, "after-finish")
     return cast("Status", rows[0].status)
 
 
@@ -147,7 +147,7 @@ def renew(
     bound = _shown(ticket) | parameters(now=now, until=now + lease_ms)
     renewed = _ticket(connection, statements.renew, bound)
     if renewed is not None:
-        _pass(fault, "after-renew")
+        pass_point(fault, "after-renew")
     return renewed
 
 
@@ -156,7 +156,7 @@ def release(
 ) -> bool:
     if not connection.execute(statements.release, _shown(ticket)).rowcount:
         return False
-    _pass(fault, "after-release")
+    pass_point(fault, "after-release")
     return True
 
 
@@ -173,9 +173,9 @@ def redrive(
     if not connection.execute(statements.audit, bound).rowcount:
         row = get(connection, statements, job_id)
         raise NotDead(job_id, row["status"] if row else None)
-    _pass(fault, "after-audit")
+    pass_point(fault, "after-audit")
     connection.execute(statements.revive, bound)
-    _pass(fault, "after-redrive")
+    pass_point(fault, "after-redrive")
     return True
 
 
@@ -319,6 +319,10 @@ def _ticket(connection: Connection, statement: Any, bound: Mapping[str, object])
     if not rows:
         return None
     (row,) = rows
+    return ticket_in(row)
+
+
+def ticket_in(row: Row[Any]) -> Ticket:
     return {
         "id": row.id,
         "qty": row.qty,

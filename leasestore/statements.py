@@ -38,6 +38,7 @@ COLUMNS = tuple(JobState.__annotations__)
 _ONE = literal_column("1", Integer)
 # In an UPDATE a bare name could be that of one of the application's own columns.
 _PREFIX = "_ls_"
+_LIMIT: ColumnElement[int] = bindparam(_PREFIX + "limit", type_=Integer())
 
 
 def parameters(**values: object) -> dict[str, object]:
@@ -109,8 +110,7 @@ class Statements:
     @cached_property
     def stuck(self) -> Select[Any]:
         longest_ended_first = self._job.c.lease_until, self._job.c.seq
-        limit: ColumnElement[int] = bindparam(_PREFIX + "limit", type_=Integer())
-        return select(*self._row).where(self._expired).order_by(*longest_ended_first).limit(limit)
+        return select(*self._row).where(self._expired).order_by(*longest_ended_first).limit(_LIMIT)
 
     @cached_property
     def lock(self) -> Select[Any]:
@@ -183,6 +183,12 @@ class Statements:
         return self._claim(self._named)
 
     @cached_property
+    def claim_batch(self) -> Update:
+        """It returns the seqs too, since rows come back in any order."""
+        # That of a single claim stays written out: for any number the plan may be another one.
+        return self._claim(self._terms.order >= self._start, limit=_LIMIT)
+
+    @cached_property
     def _start(self) -> ScalarSelect[int]:
         """No job before this seq can be claimed now; NULL: there are no open jobs.
 
@@ -205,7 +211,7 @@ class Statements:
         first_of_block = literal_column(str(1 << BLOCK_BITS), Integer)
         return select(func.max(walk.union_all(rest).c.block) * first_of_block).scalar_subquery()
 
-    def _claim(self, *only: ColumnElement[bool]) -> Update:
+    def _claim(self, *only: ColumnElement[bool], limit: ColumnElement[int] = _ONE) -> Update:
         column, terms = self._job.c, self._terms
         # Repeats what the sweep just did: no row without time or attempts is ever taken.
         alive = column.deadline > self._now, ~terms.spent
@@ -213,7 +219,7 @@ class Statements:
             self._job,
             (terms.open, terms.claimable_at <= self._now, *alive, *only),
             order=terms.order,
-            limit=1,
+            limit=limit,
         )
         return (
             update(self._job)
@@ -226,7 +232,7 @@ class Statements:
                 lease_until=self._until,
                 reason=null(),
             )
-            .returning(*self._ticket)
+            .returning(self._job.c.seq, *self._ticket)
         )
 
     # What a ticket may do

@@ -23,6 +23,9 @@ from leasestore.tickets import Event, Outcome, Ticket
 LAST_MS = 10**15
 """No time and no token is above this one."""
 
+MOST_AT_ONCE = 1000
+"""The most items of a batch."""
+
 Fault = Callable[[str], object]
 Moment = Callable[[Connection], int]
 

@@ -45,7 +45,7 @@ class Dialect(Protocol):
         /,
         *questions: Iterable[ColumnElement[bool]],
         order: ColumnElement[int] | None = None,
-        limit: int | None = None,
+        limit: ColumnElement[int] | None = None,
     ) -> ColumnElement[bool]:
         """A condition that holds for the rows for which one of the questions holds, of each the
         first ones in this order, chosen once and for all.

@@ -14,14 +14,12 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    Integer,
     Select,
     Table,
     Update,
     any_,
     func,
     inspect,
-    literal_column,
     select,
     text,
 )
@@ -53,7 +51,7 @@ def choose(
     table: Table,
     *questions: Iterable[ColumnElement[bool]],
     order: ColumnElement[int] | None = None,
-    limit: int | None = None,
+    limit: ColumnElement[int] | None = None,
 ) -> ColumnElement[bool]:
     """Chosen and locked by sub-selects that refer to nothing outside: they run once, whatever the
     plan is.
@@ -62,12 +60,11 @@ def choose(
     updates, and take more rows than were asked for; and of a join the planner may think that it
     yields many rows, and walk the whole table. An array is looked up by the key.
     """
-    at_most = None if limit is None else literal_column(str(limit), Integer)
     answers = [
         select(table.c.seq)
         .where(*conditions)
         .order_by(order)
-        .limit(at_most)
+        .limit(limit)
         # No stronger than what the update takes: a row of the application's that refers to a job
         # is no reason to pass the job over.
         .with_for_update(skip_locked=True, key_share=True)

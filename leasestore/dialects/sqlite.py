@@ -16,13 +16,11 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
-    Integer,
     RootTransaction,
     Select,
     Table,
     Update,
     column,
-    literal_column,
     select,
     text,
     union_all,
@@ -58,12 +56,11 @@ def choose(
     table: Table,
     *questions: Iterable[ColumnElement[bool]],
     order: ColumnElement[int] | None = None,
-    limit: int | None = None,
+    limit: ColumnElement[int] | None = None,
 ) -> ColumnElement[bool]:
     """Nobody else writes meanwhile: to ask is to choose."""
-    at_most = None if limit is None else literal_column(str(limit), Integer)
     answers = [
-        select(table.c.seq).where(*conditions).order_by(order).limit(at_most).correlate(None)
+        select(table.c.seq).where(*conditions).order_by(order).limit(limit).correlate(None)
         for conditions in questions
     ]
     return table.c.seq.in_(answers[0] if len(answers) == 1 else union_all(*answers))

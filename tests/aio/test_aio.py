@@ -126,8 +126,7 @@ async def _every_verb(jobs: AsyncJobRepository) -> None:
     row = await jobs.get("order-1")
     assert row is not None
     assert (row["status"], row["token"]) == ("pending", 3)
-    fourth = await jobs.claim("me", 40)
-    assert fourth is not None
+    (fourth,) = await jobs.claim_batch("me", 40, 10)
     assert await jobs.finish_and_claim(fourth, "ok", "me", 41) == ("done", None)
 
 

@@ -91,6 +91,10 @@ FAULTED: dict[str, tuple[tuple[str, ...], Callable[[JobRepository, Fault | None]
         ("after-finish", "after-claim", "after-commit"),
         lambda r, f: r.finish_and_claim(HELD, "ok", "me", NOW, fault=f),
     ),
+    "claim batch": (
+        ("after-claim", "after-claim", "after-commit"),
+        lambda r, f: r.claim_batch("me", NOW, 5, fault=f),
+    ),
 }
 """Every verb with fault points: the points in order, and a call that changes something."""
 
@@ -103,6 +107,7 @@ TIMED: dict[str, Callable[[JobRepository, int | Clock], object]] = {
     "renew": lambda r, now: r.renew(HELD, now, 1000),
     "recover": lambda r, now: r.recover(now),
     "finish and claim": lambda r, now: r.finish_and_claim(HELD, "retry", "me", now),
+    "claim batch": lambda r, now: r.claim_batch("me", now, 5),
 }
 """Every write verb that takes the time, as a call that changes something."""
 

@@ -39,6 +39,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "stuck": {"now_ms": NOW},
     "recover": {"now_ms": NOW},
     "finish_and_claim": {"ticket": HELD, "outcome": "retry", "owner": "me", "now_ms": NOW},
+    "claim_batch": {"owner": "me", "now_ms": NOW, "limit": 2},
 }
 """A call of each verb in the scene, to which each argument is added in turn."""
 
@@ -82,6 +83,11 @@ ARGUMENTS: dict[tuple[str, str], Values] = {
     ("finish_and_claim", "lease_ms"): integers(1, 60_000),
     ("finish_and_claim", "delay_ms"): integers(0, 60_000),
     ("finish_and_claim", "fault"): FAULTS,
+    ("claim_batch", "owner"): IDENTIFIERS,
+    ("claim_batch", "now_ms"): TIMES,
+    ("claim_batch", "limit"): integers(1, 1000),
+    ("claim_batch", "lease_ms"): integers(1, 60_000),
+    ("claim_batch", "fault"): FAULTS,
     **{
         (verb, f"ticket.{key}"): values
         for verb in ("finish", "renew", "release", "finish_and_claim")
@@ -236,6 +242,7 @@ ORDER = {
     "stuck": ["now_ms", "limit"],
     "recover": ["now_ms"],
     "finish_and_claim": ["ticket", "outcome", "owner", "now_ms", "lease_ms", "delay_ms"],
+    "claim_batch": ["owner", "now_ms", "limit", "lease_ms", "fault"],
 }
 
 

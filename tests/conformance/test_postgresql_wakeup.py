@@ -144,6 +144,11 @@ def claim(jobs: JobRepository) -> Callable[[Any], object]:
     return claimed
 
 
+def claim_batch(jobs: JobRepository) -> Callable[[Any], object]:
+    jobs.enqueue(EVENT, NOW, 1000)
+    return lambda verbs: verbs.claim_batch("me", NOW, 10)
+
+
 def claim_nothing(jobs: JobRepository) -> Callable[[Any], object]:
     return lambda verbs: verbs.claim("me", NOW)
 
@@ -216,6 +221,7 @@ SILENT = {
     "enqueue again": enqueue_again,
     "claim": claim,
     "claim of nothing": claim_nothing,
+    "claim batch": claim_batch,
     "renew": renew,
     "done": finish("ok"),
     "permanent": finish("permanent"),

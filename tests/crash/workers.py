@@ -121,6 +121,18 @@ def drain(test: Test, path: str, owner: str) -> None:
     test.tell("answer", sent)
 
 
+def take_in_batches(test: Test, url: str, owner: str, limit: int) -> None:
+    """Claim batches until there is nothing left; tell what they were."""
+    engine = create_engine(url)
+    jobs = JobRepository(engine)
+    batches: list[list[Ticket]] = []
+    test.ask("ready")
+    while tickets := jobs.claim_batch(owner, 0, limit, 60_000):
+        batches.append(tickets)
+    engine.dispose()
+    test.tell("answer", batches)
+
+
 def open_files(test: Test) -> None:
     """Open the queue files that the test names."""
     # Ahead of time, so that the first of them does not wait for Alembic to be imported.

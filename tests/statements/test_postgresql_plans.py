@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import URL, Engine, create_engine
 
-from leasestore import JobRepository
+from leasestore import JobRepository, Ticket
 from tests.conformance.postgresql import Plain, beside, wipe
 from tests.postgresql import Server
 
@@ -86,7 +86,9 @@ def tally(plain: Plain, before: dict[str, Any]) -> dict[str, int]:
 
 
 def snapshot(plain: Plain) -> dict[str, Any]:
-    rows = plain.execute("SELECT id, status, reason, owner, token, lease_until FROM jobs")
+    rows = plain.execute(
+        "SELECT id, status, reason, owner, token, lease_until FROM jobs ORDER BY seq"
+    )
     return {row[0]: row for row in rows}
 
 
@@ -106,6 +108,24 @@ def test_a_claim_takes_one_job_and_sweeps_only_what_must_die(forced: Engine, pla
         assert repository.claim("you", NOW) is not None
         assert sum(tally(plain, before).values()) == 30 + taken
     assert repository.claim("you", NOW) is None
+    assert tally(plain, before) == {**SWEPT, "ready": 10, "lost": 10}
+
+
+def test_a_batch_takes_no_more_than_it_was_asked_for(forced: Engine, plain: Plain) -> None:
+    fill(plain)
+    before, repository = snapshot(plain), JobRepository(forced)
+    names = [f"{kind}-{number}" for number in range(10) for kind in ("ready", "lost")]
+    in_order = sorted(names, key=list(before).index)
+    # Often enough to be prepared, and planned for any limit.
+    limits = [1, 2, 1, 3, 1, 2, 1, 4, 3]
+    taken: list[str] = []
+    for limit in limits:
+        tickets = repository.claim_batch("you", NOW, limit)
+        assert len(tickets) == limit
+        taken += [ticket["id"] for ticket in tickets]
+        assert sum(tally(plain, before).values()) == 30 + len(taken)
+    assert taken == in_order[: sum(limits)]
+    assert [ticket["id"] for ticket in repository.claim_batch("you", NOW, 1000)] == in_order[18:]
     assert tally(plain, before) == {**SWEPT, "ready": 10, "lost": 10}
 
 
@@ -129,16 +149,24 @@ def test_recover_touches_only_what_has_ended(forced: Engine, plain: Plain) -> No
     assert tally(plain, before) == {**SWEPT, "lost": 10}
 
 
-def test_of_claims_at_once_each_takes_one_and_none_takes_anothers(
-    forced: Engine, plain: Plain
+@pytest.mark.parametrize("limit", [1, 3])
+def test_of_claims_at_once_each_takes_its_own_and_none_takes_anothers(
+    forced: Engine, plain: Plain, limit: int
 ) -> None:
     fill(plain)
     before, repository = snapshot(plain), JobRepository(forced)
 
+    def claim(owner: str) -> list[Ticket]:
+        if limit > 1:
+            return repository.claim_batch(owner, NOW, limit)
+        ticket = repository.claim(owner, NOW)
+        return [ticket] if ticket else []
+
     def take(owner: str) -> list[str]:
-        taken = []
-        while ticket := repository.claim(owner, NOW):
-            taken.append(ticket["id"])
+        taken: list[str] = []
+        while tickets := claim(owner):
+            assert len(tickets) <= limit
+            taken += [ticket["id"] for ticket in tickets]
         return taken
 
     with ThreadPoolExecutor(4) as threads:

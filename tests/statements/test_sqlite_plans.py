@@ -74,6 +74,7 @@ def test_every_step_finds_its_rows_by_an_index(engine: Engine) -> None:
     steps, jobs = plans(engine), JobRepository(engine)
     jobs.claim("me", NOW)
     jobs.claim("me", NOW, job_id="job-5")
+    jobs.claim_batch("me", NOW, 5)
     jobs.enqueue({"id": "job-x", "qty": 1}, NOW, 1000)
     jobs.get("job-5")
     jobs.renew(HELD, NOW)

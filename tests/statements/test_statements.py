@@ -47,6 +47,7 @@ UPDATES: dict[str, Callable[[Statements], Any]] = {
     **BY_TICKET,
     "claim": lambda s: s.claim,
     "claim one": lambda s: s.claim_one,
+    "claim batch": lambda s: s.claim_batch,
     "sweep": lambda s: s.sweep,
     "sweep one": lambda s: s.sweep_one,
     "sweep pending": lambda s: s.sweep_pending,
@@ -141,6 +142,7 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
         lambda r: r.finish_and_claim(HELD, "ok", "me", 5),
         ["UPDATE", "UPDATE", "WITH"],
     ),
+    "claim batch": (lambda r: r.claim_batch("me", 5, 1000), ["UPDATE", "WITH"]),
 }
 
 

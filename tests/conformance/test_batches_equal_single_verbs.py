@@ -1,0 +1,73 @@
+"""Whatever the tables hold and whatever is asked: a batch answers and leaves behind what the single
+verbs do, one after the other at the same instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conformance.stores import Store
+
+IDS = ("a", "b", "c", "d", "e")
+OWNERS = ("me", "you")
+# A small world, so that things meet.
+TIMES = st.integers(0, 9)
+SPANS = st.integers(1, 9)
+
+# The fixture is made ready again by `both`.
+on_both = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+Rows = list[dict[str, Any]]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Rows:
+    """Rows of jobs in any state that they can be in."""
+    rows: Rows = []
+    for name in draw(st.lists(st.sampled_from(IDS), unique=True)):
+        row: dict[str, Any] = {
+            "id": name,
+            "qty": draw(st.integers(1, 2)),
+            "status": draw(st.sampled_from(["pending", "leased", "leased", "done", "dead"])),
+            "attempts": draw(st.integers(0, 3)),
+            "max_attempts": draw(st.integers(1, 3)),
+            "token": draw(st.integers(1, 2)),
+            "available_at": draw(TIMES),
+            "deadline": draw(st.integers(1, 12)),
+        }
+        if row["status"] == "leased":
+            row |= {"attempts": max(1, row["attempts"]), "owner": draw(st.sampled_from(OWNERS))}
+            row |= {"lease_until": draw(st.integers(1, 12))}
+        rows.append(row)
+    return rows
+
+
+def both(store: Store, rows: Rows, *calls: Callable[[], Any]) -> None:
+    """Each call on the same rows comes to the same."""
+    outcomes = []
+    for call in calls:
+        store.wipe()
+        for row in rows:
+            store.insert(**row)
+        outcomes.append((call(), store.dump()))
+    first, second = outcomes
+    assert first == second
+
+
+@on_both
+@given(rows=tables(), now=TIMES, limit=st.integers(1, 7), lease_ms=SPANS)
+def test_claim_batch(either_store: Store, rows: Rows, now: int, limit: int, lease_ms: int) -> None:
+    jobs = either_store.repository
+
+    def one_by_one() -> list[Any]:
+        claimed = [jobs.claim("me", now, lease_ms) for _ in range(limit)]
+        return [ticket for ticket in claimed if ticket is not None]
+
+    both(either_store, rows, one_by_one, lambda: jobs.claim_batch("me", now, limit, lease_ms))
