@@ -95,6 +95,7 @@ class AsyncJobRepository(_Face[JobRepository]):
     recover = _mirrored(JobRepository.recover)
     finish_and_claim = _mirrored(JobRepository.finish_and_claim)
     claim_batch = _mirrored(JobRepository.claim_batch)
+    finish_batch = _mirrored(JobRepository.finish_batch)
 
     def within(
         self,
@@ -145,6 +146,7 @@ class AsyncEnlistedRepository(_Face[EnlistedRepository]):
     recover = _mirrored(EnlistedRepository.recover)
     finish_and_claim = _mirrored(EnlistedRepository.finish_and_claim)
     claim_batch = _mirrored(EnlistedRepository.claim_batch)
+    finish_batch = _mirrored(EnlistedRepository.finish_batch)
 
     async def _call(self, verb: Callable[[EnlistedRepository], _T]) -> _T:
         host = _resolved(self._host)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from sqlalchemy import Connection
 
 from leasestore import operations
+from leasestore.batch_statements import BatchStatements
 from leasestore.errors import StaleTicket
 from leasestore.statements import Statements, parameters
 from leasestore.tickets import Outcome, Status, Ticket
@@ -39,7 +41,7 @@ def finish_and_claim(
 
 def claim_batch(
     connection: Connection,
-    statements: Statements,
+    statements: BatchStatements,
     owner: str,
     now: int,
     limit: int,
@@ -53,6 +55,55 @@ def claim_batch(
     for _ in tickets:
         operations.pass_point(fault, "after-claim")
     return tickets
+
+
+def finish_batch(
+    connection: Connection,
+    statements: BatchStatements,
+    items: Sequence[tuple[Ticket, Outcome, int]],
+    now: int,
+    fault: Fault | None,
+    *,
+    stale_raises: bool,
+) -> list[Status | None]:
+    tickets = [ticket for ticket, _, _ in items]
+    live = _live(connection, statements, tickets, now, stale_raises)
+    ends = [
+        {**operations.columns_in(ticket), "outcome": outcome, "again": now + delay_ms}
+        for ticket, outcome, delay_ms in map(items.__getitem__, live)
+    ]
+    bound = parameters(items=json.dumps(ends), now=now)
+    rows = connection.execute(statements.finish_batch, bound).all() if ends else []
+    for _ in rows:
+        operations.pass_point(fault, "after-finish")
+    ended: dict[str, Status] = {row.id: row.status for row in rows}
+    return [
+        ended.get(ticket["id"]) if position in live else None
+        for position, ticket in enumerate(tickets)
+    ]
+
+
+def _live(
+    connection: Connection,
+    statements: BatchStatements,
+    tickets: Sequence[Ticket],
+    now: int,
+    stale_raises: bool,
+) -> set[int]:
+    """The positions of those tickets that may act, of the same ones that of the first."""
+    first: dict[tuple[object, ...], int] = {}
+    for position, ticket in enumerate(tickets):
+        first.setdefault(tuple(ticket.values()), position)
+    shown = [
+        {"position": position, **operations.columns_in(tickets[position])}
+        for position in first.values()
+    ]
+    bound = parameters(items=json.dumps(shown), now=now)
+    live = set(connection.execute(statements.live, bound).scalars().all())
+    if stale_raises and len(live) < len(tickets):
+        stale = next(place for place in range(len(tickets)) if place not in live)
+        _refuse(connection, statements, tickets[stale])
+    return live
 
 
 def _refuse(connection: Connection, statements: Statements, ticket: Ticket) -> NoReturn:

@@ -3,7 +3,7 @@ beginning, and the same for many jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import Connection
@@ -111,3 +111,45 @@ class Batches(Verbs):
             ),
             points,
         )
+
+    def finish_batch(
+        self,
+        items: Sequence[tuple[Ticket, Outcome, int]],
+        now_ms: int | Clock,
+        fault: Fault | None = None,
+    ) -> list[Status | Literal[False]]:
+        """End these runs, each as `finish` does, all in one transaction.
+
+        Args:
+            items: up to 1000 tuples of ticket, outcome and delay_ms (0 to 60000, for `retry`); of
+                none, nothing is sent.
+            fault: points `after-finish`, once for each job after all of them, and `after-commit`.
+
+        Returns:
+            For each item, in order, the new status, or False if its ticket is stale; of two for
+            the same run the second is. A stale one leaves the others as they are. Within a
+            transaction of the application's it raises `StaleTicket` instead, before any of the
+            jobs is changed.
+        """
+        limits = self._queue.limits
+        checked = validation.batch("items", items, lambda item: validation.ended(item, limits))
+        now = validation.moment(now_ms, limits)
+        points = validation.fault(fault)
+        if not checked:
+            return []
+
+        def work(connection: Connection) -> list[Status | None]:
+            return batch_operations.finish_batch(
+                connection,
+                self._queue.statements,
+                checked,
+                now(connection),
+                points,
+                stale_raises=self.enlisted,
+            )
+
+        def frees(answers: list[Status | None]) -> bool:
+            ends = zip(answers, checked, strict=True)
+            return any(status == "pending" and not delay for status, (_, _, delay) in ends)
+
+        return [status or False for status in self._write(work, points, frees=frees)]

@@ -303,14 +303,19 @@ def _remedy(names: list[str]) -> str:
 
 def _shown(ticket: Ticket) -> dict[str, object]:
     """The whole ticket, as the conditional updates compare it."""
-    return parameters(
-        id=ticket["id"],
-        qty=ticket["qty"],
-        owner=ticket["owner"],
-        token=ticket["token"],
-        attempts=ticket["attempt"],
-        lease_until=ticket["lease_until"],
-    )
+    return parameters(**columns_in(ticket))
+
+
+def columns_in(ticket: Ticket) -> dict[str, object]:
+    """A ticket by the names of its columns."""
+    return {
+        "id": ticket["id"],
+        "qty": ticket["qty"],
+        "owner": ticket["owner"],
+        "token": ticket["token"],
+        "attempts": ticket["attempt"],
+        "lease_until": ticket["lease_until"],
+    }
 
 
 def _ticket(connection: Connection, statement: Any, bound: Mapping[str, object]) -> Ticket | None:

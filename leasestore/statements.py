@@ -38,7 +38,8 @@ COLUMNS = tuple(JobState.__annotations__)
 _ONE = literal_column("1", Integer)
 # In an UPDATE a bare name could be that of one of the application's own columns.
 _PREFIX = "_ls_"
-_LIMIT: ColumnElement[int] = bindparam(_PREFIX + "limit", type_=Integer())
+LIMIT: ColumnElement[int] = bindparam(_PREFIX + "limit", type_=Integer())
+"""How many rows at most."""
 
 
 def parameters(**values: object) -> dict[str, object]:
@@ -86,14 +87,19 @@ class Statements:
         self._late = column.deadline <= self._now
         self._expired = and_(self._terms.leased, column.lease_until <= self._now)
         self._dead = column.status == word("dead")
-        self._held = and_(
-            self._named,
-            self._terms.leased,
-            *(column == _bind(column.name, column) for column in self._ticket[1:]),
-        )
-        self._live = and_(self._held, column.lease_until > self._now, column.deadline > self._now)
+        self._held = self._matches({each.name: _bind(each.name, each) for each in self._ticket})
+        self._live = and_(self._held, *self._in_time)
         asked = _bind("until", column.deadline)
         self._until = case((column.deadline < asked, column.deadline), else_=asked)
+
+    def _matches(self, ticket: Mapping[str, ColumnElement[Any]]) -> ColumnElement[bool]:
+        """Whether the row is the one that this ticket was handed out for, all of it."""
+        shown = (column == ticket[column.name] for column in self._ticket)
+        return and_(self._terms.leased, *shown)
+
+    @property
+    def _in_time(self) -> tuple[ColumnElement[bool], ...]:
+        return self._job.c.lease_until > self._now, self._job.c.deadline > self._now
 
     # Reading
 
@@ -110,7 +116,7 @@ class Statements:
     @cached_property
     def stuck(self) -> Select[Any]:
         longest_ended_first = self._job.c.lease_until, self._job.c.seq
-        return select(*self._row).where(self._expired).order_by(*longest_ended_first).limit(_LIMIT)
+        return select(*self._row).where(self._expired).order_by(*longest_ended_first).limit(LIMIT)
 
     @cached_property
     def lock(self) -> Select[Any]:
@@ -183,12 +189,6 @@ class Statements:
         return self._claim(self._named)
 
     @cached_property
-    def claim_batch(self) -> Update:
-        """It returns the seqs too, since rows come back in any order."""
-        # That of a single claim stays written out: for any number the plan may be another one.
-        return self._claim(self._terms.order >= self._start, limit=_LIMIT)
-
-    @cached_property
     def _start(self) -> ScalarSelect[int]:
         """No job before this seq can be claimed now; NULL: there are no open jobs.
 
@@ -245,11 +245,16 @@ class Statements:
         return self._finishes[key]
 
     def _finish(self, outcome: Outcome, names: tuple[str, ...]) -> Update:
+        end = self._ends(_bind("again", self._job.c.available_at))[outcome]
+        statement = self._free(self._live, **end).values(self._own_binds(names))
+        return statement.returning(self._job.c.status)
+
+    def _ends(self, again: ColumnElement[int]) -> dict[Outcome, dict[str, Any]]:
+        """What each outcome makes of the row; `again` is when a retry may be claimed."""
         column = self._job.c
-        again = _bind("again", column.available_at)
         no_attempts, no_time = column.attempts >= column.max_attempts, column.deadline <= again
         over = or_(no_attempts, no_time)
-        ends: dict[Outcome, dict[str, Any]] = {
+        return {
             "ok": {"status": word("done"), "reason": null(), "available_at": self._now},
             "permanent": {
                 "status": word("dead"),
@@ -266,8 +271,6 @@ class Statements:
                 "available_at": case((over, self._now), else_=again),
             },
         }
-        statement = self._free(self._live, **ends[outcome]).values(self._own_binds(names))
-        return statement.returning(column.status)
 
     @cached_property
     def renew(self) -> Update:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
@@ -25,6 +25,8 @@ LAST_MS = 10**15
 
 MOST_AT_ONCE = 1000
 """The most items of a batch."""
+
+_T = TypeVar("_T")
 
 Fault = Callable[[str], object]
 Moment = Callable[[Connection], int]
@@ -237,6 +239,31 @@ def ticket(value: object, limits: Limits) -> Ticket:
         "attempt": integer("ticket attempt", record["attempt"], 1, limits.max_attempts),
         "lease_until": integer("ticket lease_until", record["lease_until"], 1, LAST_MS),
     }
+
+
+def batch(name: str, value: object, check: Callable[[Any], _T]) -> list[_T]:
+    """What the check makes of each item; an error names the item's position too."""
+    if not isinstance(value, (list, tuple)):
+        _refuse(name, f"list or tuple of up to {MOST_AT_ONCE} items", value)
+    if len(value) > MOST_AT_ONCE:
+        raise ValueError(
+            f"{name}: expected up to {MOST_AT_ONCE} items, got {len(value)}; give them in portions"
+        )
+    checked = []
+    for position, item in enumerate(value):
+        try:
+            checked.append(check(item))
+        except ValueError as error:
+            raise ValueError(f"{name}[{position}]: {error}") from None
+    return checked
+
+
+def ended(value: object, limits: Limits) -> tuple[Ticket, Outcome, int]:
+    """An item of a batch to be finished."""
+    if type(value) is not tuple or len(value) != 3:
+        _refuse("item", "tuple of ticket, outcome and delay_ms", value)
+    shown, how, delay = value
+    return ticket(shown, limits), outcome(how), delay_ms(delay, limits)
 
 
 def flag(name: str, value: object) -> bool:

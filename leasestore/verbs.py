@@ -12,11 +12,12 @@ from typing import Any, Literal, Self, TypeVar
 from sqlalchemy import Column, Connection, Table
 
 from leasestore import dialects, operations, validation
+from leasestore.batch_statements import BatchStatements
 from leasestore.clock import Clock
 from leasestore.dialects import Dialect
 from leasestore.errors import CallersError
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin, own_columns, table_of
-from leasestore.statements import Statements, parameters
+from leasestore.statements import parameters
 from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Ticket
 from leasestore.validation import Fault, Limits, Moment
 
@@ -41,7 +42,7 @@ class Queue:
     job: type[JobMixin]
     tables: tuple[Table, Table]
     own: Mapping[str, Column[Any]]
-    statements: Statements
+    statements: BatchStatements
     limits: Limits
     notify: bool
 
@@ -62,7 +63,7 @@ class Queue:
                 f"pair of tables; got {job.__name__} and {redrive.__name__}"
             )
         own = own_columns(job)
-        statements = Statements(*tables, own, dialect.insert, dialect.choose)
+        statements = BatchStatements(*tables, own, dialect.insert, dialect.choose, dialect.unpacked)
         return cls(
             *(database, dialect, job, tables, own, statements),
             limits=validation.limits(limits),

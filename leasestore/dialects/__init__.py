@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, Update
+from sqlalchemy import ColumnElement, Connection, Engine, FromClause, Select, Table, Update
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeEngine
 
 from leasestore.dialects import postgresql, sqlite
 from leasestore.errors import UnsupportedEngine
@@ -62,6 +63,13 @@ class Dialect(Protocol):
 
         A clock that is read before such a wait would be old after it.
         """
+        ...
+
+    def unpacked(
+        self, packed: ColumnElement[str], columns: Mapping[str, TypeEngine[Any]], /
+    ) -> FromClause:
+        """The rows that a JSON list of objects holds, with these keys as columns; an absent key is
+        NULL."""
         ...
 
     def now_ms(self, connection: Connection, /) -> int:

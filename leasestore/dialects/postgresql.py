@@ -11,13 +11,17 @@ from functools import partial, reduce
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     ColumnElement,
     Connection,
     Engine,
+    FromClause,
     Select,
     Table,
     Update,
     any_,
+    cast,
+    column,
     func,
     inspect,
     select,
@@ -26,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as insert
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeEngine
 
 from leasestore.errors import UnsupportedEngine
 
@@ -77,6 +82,13 @@ def choose(
 
 def lock_rows(connection: Connection, lock: Select[Any], bound: Mapping[str, object]) -> None:
     connection.execute(lock, bound).all()
+
+
+def unpacked(packed: ColumnElement[str], columns: Mapping[str, TypeEngine[Any]]) -> FromClause:
+    rows = func.json_to_recordset(cast(packed, JSON)).table_valued(
+        *(column(name, kind) for name, kind in columns.items())
+    )
+    return rows.render_derived(name="_ls_items", with_types=True)
 
 
 def now_ms(connection: Connection) -> int:

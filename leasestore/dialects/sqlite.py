@@ -16,11 +16,14 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
+    FromClause,
     RootTransaction,
     Select,
     Table,
     Update,
     column,
+    func,
+    literal_column,
     select,
     text,
     union_all,
@@ -29,6 +32,7 @@ from sqlalchemy import table as table_clause
 from sqlalchemy.dialects.sqlite import insert as insert
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeEngine
 
 from leasestore.backoff import lock_steps
 from leasestore.clock import system_clock
@@ -68,6 +72,16 @@ def choose(
 
 def lock_rows(connection: Connection, lock: Select[Any], bound: Mapping[str, object]) -> None:
     """The write lock is all there is, and held by now."""
+
+
+def unpacked(packed: ColumnElement[str], columns: Mapping[str, TypeEngine[Any]]) -> FromClause:
+    each = func.json_each(packed).table_valued("value", name="_ls_each")
+    return select(
+        *(
+            func.json_extract(each.c.value, literal_column(f"'$.{name}'"), type_=kind).label(name)
+            for name, kind in columns.items()
+        )
+    ).subquery("_ls_items")
 
 
 def now_ms(connection: Connection) -> int:

@@ -127,7 +127,9 @@ async def _every_verb(jobs: AsyncJobRepository) -> None:
     assert row is not None
     assert (row["status"], row["token"]) == ("pending", 3)
     (fourth,) = await jobs.claim_batch("me", 40, 10)
-    assert await jobs.finish_and_claim(fourth, "ok", "me", 41) == ("done", None)
+    assert await jobs.finish_and_claim(fourth, "retry", "me", 41, 9, 1) == ("pending", None)
+    (fifth,) = await jobs.claim_batch("me", 42, 1)
+    assert await jobs.finish_batch([(fifth, "ok", 0)], 43) == ["done"]
 
 
 @pytest.mark.parametrize("door", ["engine", "connection"])

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
-from leasestore import EnlistedRepository, JobRepository, StaleTicket, immediate
+from leasestore import EnlistedRepository, JobRepository, StaleTicket, Ticket, immediate
 from leasestore.aio import AsyncJobRepository
 
 _STALE = {"finish": False, "renew": None, "release": False}
+# Which argument has the items, where in an item the ticket is, and the answer for a stale one.
+_BATCHES: dict[str, tuple[str, Callable[[Any], Ticket], object]] = {
+    "finish_batch": ("items", itemgetter(0), False),
+}
 _READS = ("get", "stuck")
 
 
@@ -39,8 +45,8 @@ class Within:
                     within = self._jobs.within(session)
                     try:
                         answer = getattr(within, verb)(*args, **kwargs)
-                    except StaleTicket:
-                        answer = _answered(within, verb, given)
+                    except StaleTicket as stale:
+                        answer = _answered(within, verb, given, stale.ticket)
             fault = given.get("fault")
             if fault is not None and _changed(answer):
                 fault("after-commit")
@@ -49,8 +55,19 @@ class Within:
         return call
 
 
-def _answered(within: EnlistedRepository, verb: str, given: dict[str, Any]) -> Any:
-    """What the verb answers outside, where a ticket is stale."""
+def _answered(within: EnlistedRepository, verb: str, given: dict[str, Any], stale: Ticket) -> Any:
+    """What the verb answers outside, where a ticket is stale: a batch does the others."""
+    if verb in _BATCHES:
+        name, ticket_of, answer = _BATCHES[verb]
+        items = [*given[name]]
+        # Of two for the same run the first may do.
+        place = max(n for n, item in enumerate(items) if ticket_of(item) == stale)
+        rest = {**given, name: items[:place] + items[place + 1 :]}
+        try:
+            answers = getattr(within, verb)(**rest)
+        except StaleTicket as another:
+            answers = _answered(within, verb, rest, another.ticket)
+        return [*answers[:place], answer, *answers[place:]]
     if verb == "finish_and_claim":
         lease_ms = given.get("lease_ms", 1000)
         return False, within.claim(given["owner"], given["now_ms"], lease_ms, given.get("fault"))

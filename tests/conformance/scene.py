@@ -21,6 +21,8 @@ HELD: Ticket = {
 }
 """A ticket that matches the row `held` of the scene."""
 
+STALE: Ticket = {**HELD, "token": 6}
+
 
 def stage(store: Store) -> None:
     """At NOW: one job to be swept, one ready, one held under HELD, one expired, one dead."""
@@ -95,6 +97,10 @@ FAULTED: dict[str, tuple[tuple[str, ...], Callable[[JobRepository, Fault | None]
         ("after-claim", "after-claim", "after-commit"),
         lambda r, f: r.claim_batch("me", NOW, 5, fault=f),
     ),
+    "finish batch": (
+        ("after-finish", "after-commit"),
+        lambda r, f: r.finish_batch([(HELD, "ok", 0), (STALE, "ok", 0)], NOW, f),
+    ),
 }
 """Every verb with fault points: the points in order, and a call that changes something."""
 
@@ -108,6 +114,7 @@ TIMED: dict[str, Callable[[JobRepository, int | Clock], object]] = {
     "recover": lambda r, now: r.recover(now),
     "finish and claim": lambda r, now: r.finish_and_claim(HELD, "retry", "me", now),
     "claim batch": lambda r, now: r.claim_batch("me", now, 5),
+    "finish batch": lambda r, now: r.finish_batch([(HELD, "retry", 10)], now),
 }
 """Every write verb that takes the time, as a call that changes something."""
 
@@ -123,8 +130,6 @@ WRITES: dict[str, Callable[[JobRepository], object]] = {
     "release": lambda r: r.release(HELD),
 }
 """Every write verb, as a call that changes something."""
-
-STALE: Ticket = {**HELD, "token": 6}
 
 IDLE: dict[str, tuple[object, Callable[[JobRepository, Fault | None], object]]] = {
     "claim of a job that is not there": (

@@ -18,6 +18,7 @@ from tests.conformance.values import (
     FAULTS,
     IDENTIFIERS,
     OUTCOMES,
+    Nameless,
     Values,
     integers,
     records,
@@ -40,6 +41,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "recover": {"now_ms": NOW},
     "finish_and_claim": {"ticket": HELD, "outcome": "retry", "owner": "me", "now_ms": NOW},
     "claim_batch": {"owner": "me", "now_ms": NOW, "limit": 2},
+    "finish_batch": {"items": [(HELD, "retry", 0)], "now_ms": NOW},
 }
 """A call of each verb in the scene, to which each argument is added in turn."""
 
@@ -88,6 +90,19 @@ ARGUMENTS: dict[tuple[str, str], Values] = {
     ("claim_batch", "limit"): integers(1, 1000),
     ("claim_batch", "lease_ms"): integers(1, 60_000),
     ("claim_batch", "fault"): FAULTS,
+    ("finish_batch", "items"): Values(
+        good=([], (), [(HELD, "ok", 0)], ((HELD, "ok", 0),), [(HELD, "ok", 0)] * 1000),
+        bad=(
+            *(None, True, 1, "", "items", b"", {}, {1}, HELD, iter([]), Nameless()),
+            *((HELD, "ok", 0), [HELD], [None], [()], [[HELD, "ok", 0]], [(HELD, "ok")]),
+            *([(HELD, "ok", 0, 0)], [("ok", HELD, 0)], [(HELD, 0, "ok")], [(HELD, "done", 0)]),
+            *([(HELD, "retry", bad)] for bad in integers(0, 60_000).bad),
+            *([(HELD, "ok", 0), (bad, "ok", 0)] for bad in records(HELD).bad),
+            [(HELD, "ok", 0)] * 1001,
+        ),
+    ),
+    ("finish_batch", "now_ms"): TIMES,
+    ("finish_batch", "fault"): FAULTS,
     **{
         (verb, f"ticket.{key}"): values
         for verb in ("finish", "renew", "release", "finish_and_claim")
@@ -243,6 +258,7 @@ ORDER = {
     "recover": ["now_ms"],
     "finish_and_claim": ["ticket", "outcome", "owner", "now_ms", "lease_ms", "delay_ms"],
     "claim_batch": ["owner", "now_ms", "limit", "lease_ms", "fault"],
+    "finish_batch": ["items", "now_ms", "fault"],
 }
 
 

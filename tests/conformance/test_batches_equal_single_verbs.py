@@ -4,11 +4,13 @@ verbs do, one after the other at the same instant."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from leasestore import Outcome, Ticket
+from tests.conformance.scene import HELD, ticket_of
 from tests.conformance.stores import Store
 
 IDS = ("a", "b", "c", "d", "e")
@@ -49,6 +51,29 @@ def tables(draw: st.DrawFn) -> Rows:
     return rows
 
 
+@st.composite
+def tickets(draw: st.DrawFn, rows: Rows) -> Ticket:
+    """One that matches a row, or comes near it."""
+    leased = [row for row in rows if row["status"] == "leased"]
+    matching = bool(leased) and draw(st.integers(0, 4)) > 0
+    if matching:
+        return ticket_of(draw(st.sampled_from(leased)))
+    near = ticket_of(draw(st.sampled_from(leased))) if leased else HELD
+    changed: dict[str, Any] = {
+        "id": draw(st.sampled_from(IDS)),
+        "token": draw(st.integers(1, 2)),
+        "lease_until": draw(st.integers(1, 20)),
+    }
+    kept: dict[str, Any] = {**near, **changed}
+    return cast("Ticket", kept)
+
+
+@st.composite
+def tables_and_tickets(draw: st.DrawFn) -> tuple[Rows, list[Ticket]]:
+    rows = draw(tables())
+    return rows, draw(st.lists(tickets(rows), max_size=8))
+
+
 def both(store: Store, rows: Rows, *calls: Callable[[], Any]) -> None:
     """Each call on the same rows comes to the same."""
     outcomes = []
@@ -71,3 +96,27 @@ def test_claim_batch(either_store: Store, rows: Rows, now: int, limit: int, leas
         return [ticket for ticket in claimed if ticket is not None]
 
     both(either_store, rows, one_by_one, lambda: jobs.claim_batch("me", now, limit, lease_ms))
+
+
+OUTCOMES: list[Outcome] = ["ok", "retry", "permanent"]
+
+
+@on_both
+@given(
+    given=tables_and_tickets(),
+    ends=st.lists(st.tuples(st.sampled_from(OUTCOMES), TIMES), min_size=8, max_size=8),
+    now=TIMES,
+)
+def test_finish_batch(
+    either_store: Store,
+    given: tuple[Rows, list[Ticket]],
+    ends: list[tuple[Outcome, int]],
+    now: int,
+) -> None:
+    jobs, (rows, tickets) = either_store.repository, given
+    items = [(ticket, *end) for ticket, end in zip(tickets, ends, strict=False)]
+    both(
+        *(either_store, rows),
+        lambda: [jobs.finish(ticket, how, now, delay) for ticket, how, delay in items],
+        lambda: jobs.finish_batch(items, now),
+    )

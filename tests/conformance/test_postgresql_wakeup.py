@@ -183,6 +183,17 @@ def finish_and_claim(outcome: str, delay_ms: int = 0) -> Callable[[Any], Callabl
     return prepared
 
 
+def finish_batch(*ends: tuple[str, int]) -> Callable[[Any], Callable[[Any], object]]:
+    def prepared(jobs: JobRepository) -> Callable[[Any], object]:
+        for number in range(len(ends)):
+            jobs.enqueue({"id": f"job-{number}", "qty": 1}, NOW, 1000)
+        tickets = jobs.claim_batch("me", NOW, len(ends))
+        items = [(ticket, *end) for ticket, end in zip(tickets, ends, strict=True)]
+        return lambda verbs: verbs.finish_batch(items, NOW)
+
+    return prepared
+
+
 def spent(jobs: JobRepository) -> Callable[[Any], object]:
     jobs.enqueue(EVENT, NOW, 1000, max_attempts=1)
     ticket = claimed(jobs)
@@ -215,6 +226,7 @@ SPEAKING = {
     "recover": recover,
     "retry": finish("retry"),
     "retry and claim": finish_and_claim("retry"),
+    "a batch with one retry": finish_batch(("ok", 0), ("retry", 0), ("retry", 1)),
 }
 SILENT = {
     "enqueue for later": enqueue_later,
@@ -228,6 +240,7 @@ SILENT = {
     "retry later": finish("retry", 1),
     "done and claim": finish_and_claim("ok"),
     "retry later and claim": finish_and_claim("retry", 1),
+    "a batch with nothing for now": finish_batch(("ok", 0), ("permanent", 0), ("retry", 1)),
     "retry with no attempt left": spent,
     "recover of nothing": recover_nothing,
 }

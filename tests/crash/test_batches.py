@@ -38,12 +38,12 @@ def enqueue(url: URL, how_many: int) -> None:
     engine.dispose()
 
 
-def states(url: URL) -> dict[str, tuple[str, str | None, int]]:
+def ends(url: URL) -> dict[str, tuple[str, int]]:
     engine = create_engine(url)
     with engine.connect() as connection:
-        found = connection.execute(select(Job.id, Job.status, Job.owner, Job.token)).all()
+        found = connection.execute(select(Job.id, Job.status, Job.token)).all()
     engine.dispose()
-    return {name: (status, owner, token) for name, status, owner, token in found}
+    return {name: (status, token) for name, status, token in found}
 
 
 def at_once(start: Start, url: URL, work: str, how_many: int) -> dict[str, Child]:
@@ -59,18 +59,12 @@ def at_once(start: Start, url: URL, work: str, how_many: int) -> dict[str, Child
     return children
 
 
-def test_eight_that_claim_batches_share_the_jobs(start: Start, url: URL) -> None:
+def test_eight_that_work_in_batches_share_the_jobs(start: Start, url: URL) -> None:
     enqueue(url, JOBS)
-    eight = at_once(start, url, "take_in_batches", 8)
-    batches = {owner: child.hear("answer") for owner, child in eight.items()}
+    eight = at_once(start, url, "drain_in_batches", 8)
+    batches = [batch for child in eight.values() for batch in child.hear("answer")]
 
-    sizes = Counter(len(batch) for shares in batches.values() for batch in shares)
-    assert max(sizes) <= LIMIT
-    taken = {
-        ticket["id"]: ("leased", owner, ticket["token"])
-        for owner, shares in batches.items()
-        for batch in shares
-        for ticket in batch
-    }
-    assert sum(size * count for size, count in sizes.items()) == len(taken) == JOBS
-    assert states(url) == taken
+    assert max(map(len, batches)) <= LIMIT
+    taken = Counter(ticket["id"] for batch in batches for ticket in batch)
+    assert taken == Counter(f"job-{number}" for number in range(JOBS))
+    assert ends(url) == dict.fromkeys(taken, ("done", 1))

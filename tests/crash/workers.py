@@ -121,13 +121,16 @@ def drain(test: Test, path: str, owner: str) -> None:
     test.tell("answer", sent)
 
 
-def take_in_batches(test: Test, url: str, owner: str, limit: int) -> None:
-    """Claim batches until there is nothing left; tell what they were."""
+def drain_in_batches(test: Test, url: str, owner: str, limit: int) -> None:
+    """Claim and finish batches until there is nothing left; tell what they were."""
     engine = create_engine(url)
     jobs = JobRepository(engine)
     batches: list[list[Ticket]] = []
     test.ask("ready")
     while tickets := jobs.claim_batch(owner, 0, limit, 60_000):
+        assert jobs.finish_batch([(ticket, "ok", 0) for ticket in tickets], 1) == [
+            "done" for _ in tickets
+        ]
         batches.append(tickets)
     engine.dispose()
     test.tell("answer", batches)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import URL, Engine, create_engine
 
-from leasestore import JobRepository, Ticket
+from leasestore import JobRepository, Outcome, Ticket
 from tests.conformance.postgresql import Plain, beside, wipe
 from tests.postgresql import Server
 
@@ -126,6 +126,23 @@ def test_a_batch_takes_no_more_than_it_was_asked_for(forced: Engine, plain: Plai
         assert sum(tally(plain, before).values()) == 30 + len(taken)
     assert taken == in_order[: sum(limits)]
     assert [ticket["id"] for ticket in repository.claim_batch("you", NOW, 1000)] == in_order[18:]
+    assert tally(plain, before) == {**SWEPT, "ready": 10, "lost": 10}
+
+
+def test_a_batch_ends_the_runs_of_its_tickets_and_no_others(forced: Engine, plain: Plain) -> None:
+    fill(plain)
+    before, repository = snapshot(plain), JobRepository(forced)
+    tickets = repository.claim_batch("you", NOW, 20)
+    outcomes: list[Outcome] = ["ok", "retry", "permanent", "ok"]
+    ends = {"ok": ("done", None), "retry": ("pending", "retry"), "permanent": ("dead", "permanent")}
+    for start in range(0, 20, 4):
+        four = list(zip(tickets[start:], outcomes, [0] * 4, strict=False))
+        stale: Any = {**tickets[start], "token": 99}
+        answers = repository.finish_batch([(stale, "ok", 0), *four, four[0]], NOW)
+        assert answers == [False, *(ends[outcome][0] for outcome in outcomes), False]
+        after = snapshot(plain)
+        assert [after[ticket["id"]][1:3] for ticket, *_ in four] == [ends[o] for o in outcomes]
+        assert all(after[ticket["id"]][1] == "leased" for ticket in tickets[start + 4 :])
     assert tally(plain, before) == {**SWEPT, "ready": 10, "lost": 10}
 
 

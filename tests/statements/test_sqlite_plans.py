@@ -91,6 +91,15 @@ def test_every_step_finds_its_rows_by_an_index(engine: Engine) -> None:
     assert walks == []
 
 
+def test_a_batch_looks_up_each_of_its_jobs_by_its_id(engine: Engine) -> None:
+    steps, jobs = plans(engine), JobRepository(engine)
+    found = jobs.finish_batch([(HELD, "retry", 0)], NOW)
+    touched = [step for step in steps if re.search(r"\bjobs\b", step)]
+    # The rows are found once more to be changed, if there are any.
+    assert len(touched) == (2 if found == ["pending"] else 1)
+    assert all(re.fullmatch(r"SEARCH jobs USING INDEX \w+ \(id=\?\)", step) for step in touched)
+
+
 def test_a_backlog_costs_a_claim_no_more_than_a_look_at_each_block(engine: Engine) -> None:
     jobs = JobRepository(engine)
     jobs.claim("sweeper", NOW)

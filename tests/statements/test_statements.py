@@ -13,8 +13,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ClauseElement
 
 from leasestore import JobRepository, Ticket, dialects
+from leasestore.batch_statements import BatchStatements
 from leasestore.models import Job
-from leasestore.statements import Statements
 from tests.support import insert_row, make_file
 
 DIALECTS: dict[str, tuple[Any, Any]] = {
@@ -25,25 +25,28 @@ TICKET = {"id", "qty", "owner", "token", "attempts", "lease_until"}
 
 
 @pytest.fixture(params=DIALECTS)
-def compiled(request: pytest.FixtureRequest) -> Callable[[Callable[[Statements], Any]], str]:
+def compiled(request: pytest.FixtureRequest) -> Callable[[Callable[[BatchStatements], Any]], str]:
     dialect, ours = DIALECTS[request.param]
     tables = Job.metadata.tables
-    statements = Statements(tables["jobs"], tables["redrives"], {}, ours.insert, ours.choose)
+    statements = BatchStatements(
+        *(tables["jobs"], tables["redrives"], {}), ours.insert, ours.choose, ours.unpacked
+    )
 
-    def text(pick: Callable[[Statements], ClauseElement]) -> str:
+    def text(pick: Callable[[BatchStatements], ClauseElement]) -> str:
         return re.sub(r"\s+", " ", str(pick(statements).compile(dialect=dialect)))
 
     return text
 
 
-BY_TICKET: dict[str, Callable[[Statements], Any]] = {
+BY_TICKET: dict[str, Callable[[BatchStatements], Any]] = {
     "finish ok": lambda s: s.finish("ok"),
     "finish retry": lambda s: s.finish("retry"),
     "finish permanent": lambda s: s.finish("permanent"),
     "renew": lambda s: s.renew,
     "release": lambda s: s.release,
+    "finish batch": lambda s: s.finish_batch,
 }
-UPDATES: dict[str, Callable[[Statements], Any]] = {
+UPDATES: dict[str, Callable[[BatchStatements], Any]] = {
     **BY_TICKET,
     "claim": lambda s: s.claim,
     "claim one": lambda s: s.claim_one,
@@ -67,7 +70,9 @@ def test_a_write_by_ticket_is_one_update_that_shows_all_of_it(verb: str, compile
     assert "jobs.status = 'leased'" in condition
 
 
-@pytest.mark.parametrize("verb", ["finish ok", "finish retry", "finish permanent", "renew"])
+@pytest.mark.parametrize(
+    "verb", ["finish ok", "finish retry", "finish permanent", "renew", "finish batch"]
+)
 def test_what_needs_a_live_lease_asks_for_the_time(verb: str, compiled: Any) -> None:
     condition = compiled(BY_TICKET[verb]).partition(" WHERE ")[2]
     assert re.search(r"jobs\.lease_until > ", condition)
@@ -143,6 +148,15 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
         ["UPDATE", "UPDATE", "WITH"],
     ),
     "claim batch": (lambda r: r.claim_batch("me", 5, 1000), ["UPDATE", "WITH"]),
+    "finish batch": (
+        lambda r: r.finish_batch([(HELD, "ok", 0), ({**HELD, "token": 2}, "retry", 0)], 5),
+        ["SELECT", "UPDATE"],
+    ),
+    "finish batch of stale ones": (
+        lambda r: r.finish_batch([({**HELD, "token": 2}, "ok", 0)] * 1000, 5),
+        ["SELECT"],
+    ),
+    "finish batch of none": (lambda r: r.finish_batch([], 5), []),
 }
 
 
