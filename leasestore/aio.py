@@ -96,6 +96,8 @@ class AsyncJobRepository(_Face[JobRepository]):
     finish_and_claim = _mirrored(JobRepository.finish_and_claim)
     claim_batch = _mirrored(JobRepository.claim_batch)
     finish_batch = _mirrored(JobRepository.finish_batch)
+    enqueue_many = _mirrored(JobRepository.enqueue_many)
+    renew_batch = _mirrored(JobRepository.renew_batch)
 
     def within(
         self,
@@ -147,6 +149,8 @@ class AsyncEnlistedRepository(_Face[EnlistedRepository]):
     finish_and_claim = _mirrored(EnlistedRepository.finish_and_claim)
     claim_batch = _mirrored(EnlistedRepository.claim_batch)
     finish_batch = _mirrored(EnlistedRepository.finish_batch)
+    enqueue_many = _mirrored(EnlistedRepository.enqueue_many)
+    renew_batch = _mirrored(EnlistedRepository.renew_batch)
 
     async def _call(self, verb: Callable[[EnlistedRepository], _T]) -> _T:
         host = _resolved(self._host)

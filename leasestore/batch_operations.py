@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Literal, NoReturn
 
 from sqlalchemy import Connection
 
 from leasestore import operations
 from leasestore.batch_statements import BatchStatements
-from leasestore.errors import StaleTicket
+from leasestore.errors import Conflict, StaleTicket
 from leasestore.statements import Statements, parameters
-from leasestore.tickets import Outcome, Status, Ticket
+from leasestore.tickets import Event, Outcome, Status, Ticket
 from leasestore.validation import Fault
 
 
@@ -81,6 +82,85 @@ def finish_batch(
         ended.get(ticket["id"]) if position in live else None
         for position, ticket in enumerate(tickets)
     ]
+
+
+def enqueue_many(
+    connection: Connection,
+    statements: BatchStatements,
+    events: Sequence[Event],
+    now: int,
+    ttl_ms: int,
+    delay_ms: int,
+    max_attempts: int,
+    values: Sequence[Mapping[str, Any]],
+) -> list[bool | Conflict]:
+    first: dict[str, int] = {}
+    for position, event in enumerate(events):
+        first.setdefault(event["id"], position)
+    # Read first, since an attempt at a duplicate would burn a seq.
+    stored, new = _stored(connection, statements, first), set[str]()
+    # Again, since what kept a row out may be deleted before it is read.
+    for _ in range(2):
+        absent = [job_id for job_id in first if job_id not in stored and job_id not in new]
+        for names, some in groupby(absent, lambda job_id: tuple(sorted(values[first[job_id]]))):
+            positions = [first[job_id] for job_id in some]
+            rows = [
+                operations.new_row(events[at], now, ttl_ms, delay_ms, max_attempts, values[at])
+                for at in positions
+            ]
+            new.update(connection.execute(statements.enqueue_many(names), rows).scalars())
+        stored |= _stored(connection, statements, [each for each in absent if each not in new])
+    stored |= {job_id: events[first[job_id]]["qty"] for job_id in new}
+    lost = [job_id for job_id in first if job_id not in stored]
+    if lost:
+        raise operations.discarded(lost[0])
+    return [
+        (event["id"] in new and first[event["id"]] == position) or _duplicate(event, stored)
+        for position, event in enumerate(events)
+    ]
+
+
+def _stored(
+    connection: Connection, statements: BatchStatements, job_ids: Collection[str]
+) -> dict[str, int]:
+    """The quantities of those jobs that exist."""
+    bound = parameters(items=json.dumps([{"id": job_id} for job_id in job_ids]))
+    rows = connection.execute(statements.stored, bound).all() if job_ids else []
+    return {row.id: row.qty for row in rows}
+
+
+def _duplicate(event: Event, stored: Mapping[str, int]) -> Literal[False] | Conflict:
+    job_id, qty = event["id"], event["qty"]
+    return False if stored[job_id] == qty else Conflict(job_id, stored[job_id], qty)
+
+
+def renew_batch(
+    connection: Connection,
+    statements: BatchStatements,
+    tickets: Sequence[Ticket],
+    now: int,
+    lease_ms: int,
+    fault: Fault | None,
+    *,
+    stale_raises: bool,
+) -> list[Ticket | None]:
+    live = _live(connection, statements, tickets, now, stale_raises)
+    shown = [operations.columns_in(tickets[position]) for position in live]
+    bound = parameters(items=json.dumps(shown), now=now, until=now + lease_ms)
+    rows = connection.execute(statements.renew_batch, bound).all() if shown else []
+    for _ in rows:
+        operations.pass_point(fault, "after-renew")
+    renewed = {row.id: operations.ticket_in(row) for row in rows}
+    answers: list[Ticket | None] = []
+    current: dict[str, Ticket] = {}
+    for position, ticket in enumerate(tickets):
+        job_id = ticket["id"]
+        if position in live and job_id in renewed:
+            current[job_id] = renewed[job_id]
+        # From its renewal on, a job has the new ticket, which may be the one that is shown again.
+        new = current.get(job_id)
+        answers.append(new.copy() if new and (position in live or ticket == new) else None)
+    return answers
 
 
 def _live(

@@ -10,6 +10,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     FromClause,
+    Insert,
     Integer,
     Select,
     Table,
@@ -18,8 +19,11 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    literal_column,
     select,
+    update,
 )
+from sqlalchemy.sql import ColumnCollection
 from sqlalchemy.types import TypeEngine
 
 from leasestore.models import word
@@ -46,6 +50,7 @@ class BatchStatements(Statements):
         unpacked: Callable[[ColumnElement[str], Mapping[str, TypeEngine[Any]]], FromClause],
     ) -> None:
         super().__init__(job, redrive, own, insert, choose)
+        self._inserts_of_many: dict[tuple[str, ...], Insert] = {}
         columns: dict[str, TypeEngine[Any]] = {
             "position": Integer(),
             **{column.name: column.type for column in self._ticket},
@@ -53,7 +58,32 @@ class BatchStatements(Statements):
             "again": job.c.available_at.type,
         }
         self._item = unpacked(bindparam(_ITEMS, type_=Text()), columns).c
-        self._live_item = and_(self._matches(dict(self._item.items())), *self._in_time)
+        self._live_item = self._live_by(self._item)
+
+    def _live_by(self, item: ColumnCollection[str, Any]) -> ColumnElement[bool]:
+        """Whether the row is the one that an item's ticket was handed out for, and in time."""
+        ends, left = self._job.c.lease_until, self._job.c.deadline - self._now
+        shown = {each.name: item[each.name] for each in self._ticket if each is not ends}
+        # In words that no index over times has, so that the row is looked up by its id: all that
+        # one claim took end at one time, and each item would look at each of them.
+        same_end = ends.is_not_distinct_from(item.lease_until)
+        in_time = item.lease_until > self._now, left > literal_column("0")
+        return and_(self._matches(shown), same_end, *in_time)
+
+    @cached_property
+    def stored(self) -> Select[Any]:
+        """The content of those jobs that exist."""
+        content = [self._job.c.id, self._job.c.qty]
+        return select(*content).where(self._job.c.id == self._item.id)
+
+    def enqueue_many(self, names: tuple[str, ...] = ()) -> Insert:
+        """An INSERT for any number of rows, each yielding to a row of the same id, whoever commits
+        it; it returns the ids of the new ones."""
+        if names not in self._inserts_of_many:
+            insert = self._insert(self._job).values(self._new_row(names))
+            yielding = insert.on_conflict_do_nothing(index_elements=[self._job.c.id])
+            self._inserts_of_many[names] = yielding.returning(self._job.c.id)
+        return self._inserts_of_many[names]
 
     @cached_property
     def claim_batch(self) -> Update:
@@ -79,3 +109,8 @@ class BatchStatements(Statements):
         }
         statement = self._free(self._live_item, **changes)
         return statement.returning(self._job.c.id, self._job.c.status)
+
+    @cached_property
+    def renew_batch(self) -> Update:
+        changed = update(self._job).where(self._live_item).values(lease_until=self._until)
+        return changed.returning(*self._ticket)

@@ -3,6 +3,7 @@ beginning, and the same for many jobs."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,7 +11,8 @@ from sqlalchemy import Connection
 
 from leasestore import batch_operations, validation
 from leasestore.clock import Clock
-from leasestore.tickets import Outcome, Status, Ticket
+from leasestore.errors import Conflict
+from leasestore.tickets import Event, Outcome, Status, Ticket
 from leasestore.validation import Fault
 from leasestore.verbs import Verbs
 
@@ -153,3 +155,97 @@ class Batches(Verbs):
             return any(status == "pending" and not delay for status, (_, _, delay) in ends)
 
         return [status or False for status in self._write(work, points, frees=frees)]
+
+    def enqueue_many(
+        self,
+        events: Sequence[Event],
+        now_ms: int | Clock,
+        ttl_ms: int,
+        max_attempts: int = 3,
+        *,
+        delay_ms: int = 0,
+        values: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[bool | Conflict]:
+        """Store new jobs, each as `enqueue` does, all in one transaction and in this order.
+
+        Args:
+            events: up to 1000 dicts of exactly `id` and `qty` (1 to 1000); of none, nothing is
+                sent.
+            ttl_ms: 1 to 60000, the time that all attempts of a job together have.
+            max_attempts: 1 to 16, the claims that each job may have.
+            delay_ms: 0 to 60000 and less than `ttl_ms`, before the first claim.
+            values: for the model's own columns, one dict for each event.
+
+        Returns:
+            For each event, in order: True for a new job; False if one of this id and qty exists,
+            as after the first of twins in the batch; a `Conflict`, returned and not raised, if one
+            of this id exists with another qty. The others are stored whatever becomes of one.
+
+        Raises:
+            StoreBusy: also, on PostgreSQL, where another transaction stores the same new ids in
+                another order at the same moment. Nothing was stored: call again.
+        """
+        limits = self._queue.limits
+        checked = validation.batch("events", events, lambda event: validation.event(event, limits))
+        now = validation.moment(now_ms, limits)
+        ttl = validation.ttl_ms(ttl_ms, limits)
+        attempts = validation.max_attempts(max_attempts, limits)
+        delay = validation.first_delay_ms(delay_ms, ttl, limits)
+        own = validation.values_of_each(values, len(checked), self._queue.own)
+        if not checked:
+            return []
+        return self._write(
+            lambda connection: batch_operations.enqueue_many(
+                connection,
+                self._queue.statements,
+                checked,
+                now(connection),
+                ttl,
+                delay,
+                attempts,
+                own,
+            ),
+            own=dict(ChainMap(*own)),
+            frees=lambda answers: True in answers and not delay,
+        )
+
+    def renew_batch(
+        self,
+        tickets: Sequence[Ticket],
+        now_ms: int | Clock,
+        lease_ms: int = 1000,
+        fault: Fault | None = None,
+    ) -> list[Ticket | None]:
+        """Let these leases last until now_ms + lease_ms, each as `renew` does, all in one
+        transaction.
+
+        Args:
+            tickets: up to 1000; of none, nothing is sent.
+            lease_ms: 1 to 60000; no lease outlasts its job's deadline.
+            fault: points `after-renew`, once for each job after all of them, and `after-commit`.
+
+        Returns:
+            For each ticket, in order, the one to show from now on, or None if it is stale, which
+            leaves the others as they are. Within a transaction of the application's a stale one,
+            or a second one for the same job, raises `StaleTicket` instead, before any of the jobs
+            is changed.
+        """
+        limits = self._queue.limits
+        checked = validation.batch("tickets", tickets, lambda item: validation.ticket(item, limits))
+        now = validation.moment(now_ms, limits)
+        lease = validation.lease_ms(lease_ms, limits)
+        points = validation.fault(fault)
+        if not checked:
+            return []
+        return self._write(
+            lambda connection: batch_operations.renew_batch(
+                connection,
+                self._queue.statements,
+                checked,
+                now(connection),
+                lease,
+                points,
+                stale_raises=self.enlisted,
+            ),
+            points,
+        )

@@ -76,25 +76,41 @@ def enqueue(
     max_attempts: int,
     values: Mapping[str, Any],
 ) -> bool:
-    bound = parameters(
-        id=event["id"],
-        qty=event["qty"],
-        max_attempts=max_attempts,
-        available_at=now + delay_ms,
-        deadline=now + ttl_ms,
-    )
+    bound = new_row(event, now, ttl_ms, delay_ms, max_attempts, values)
     statement = statements.enqueue(tuple(values))
     # Again, since what kept the row out may be deleted before it is read.
     for _ in range(2):
-        if connection.execute(statement, bound | own_parameters(values)).rowcount:
+        if connection.execute(statement, bound).rowcount:
             return True
         stored = get(connection, statements, event["id"])
         if stored is not None:
             if stored["qty"] != event["qty"]:
                 raise Conflict(event["id"], stored["qty"], event["qty"])
             return False
-    raise LeaseStoreError(
-        f"job {event['id']!r} was neither stored nor found: a trigger or rule of the database "
+    raise discarded(event["id"])
+
+
+def new_row(
+    event: Event,
+    now: int,
+    ttl_ms: int,
+    delay_ms: int,
+    max_attempts: int,
+    values: Mapping[str, Any],
+) -> dict[str, object]:
+    """A new job as the INSERTs bind it."""
+    return own_parameters(values) | parameters(
+        id=event["id"],
+        qty=event["qty"],
+        max_attempts=max_attempts,
+        available_at=now + delay_ms,
+        deadline=now + ttl_ms,
+    )
+
+
+def discarded(job_id: str) -> LeaseStoreError:
+    return LeaseStoreError(
+        f"job {job_id!r} was neither stored nor found: a trigger or rule of the database "
         "discards it"
     )
 

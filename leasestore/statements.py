@@ -88,18 +88,14 @@ class Statements:
         self._expired = and_(self._terms.leased, column.lease_until <= self._now)
         self._dead = column.status == word("dead")
         self._held = self._matches({each.name: _bind(each.name, each) for each in self._ticket})
-        self._live = and_(self._held, *self._in_time)
+        self._live = and_(self._held, column.lease_until > self._now, column.deadline > self._now)
         asked = _bind("until", column.deadline)
         self._until = case((column.deadline < asked, column.deadline), else_=asked)
 
     def _matches(self, ticket: Mapping[str, ColumnElement[Any]]) -> ColumnElement[bool]:
-        """Whether the row is the one that this ticket was handed out for, all of it."""
-        shown = (column == ticket[column.name] for column in self._ticket)
+        """Whether the row is leased and has what this ticket shows."""
+        shown = (self._job.c[name] == value for name, value in ticket.items())
         return and_(self._terms.leased, *shown)
-
-    @property
-    def _in_time(self) -> tuple[ColumnElement[bool], ...]:
-        return self._job.c.lease_until > self._now, self._job.c.deadline > self._now
 
     # Reading
 
@@ -138,8 +134,20 @@ class Statements:
         return self._inserts[names]
 
     def _enqueue(self, names: tuple[str, ...]) -> Insert:
+        row = self._new_row(names)
+        absent = select(*row.values()).where(~exists().where(self._named))
+        insert: Insert = (
+            self._insert(self._job)
+            .from_select(list(row), absent)
+            .on_conflict_do_nothing(index_elements=[self._job.c.id])
+            # Not every driver still knows the count when its cursor is closed.
+            .execution_options(preserve_rowcount=True)
+        )
+        return insert
+
+    def _new_row(self, names: tuple[str, ...]) -> dict[Column[Any], Any]:
         column = self._job.c
-        row: dict[Column[Any], Any] = {
+        return {
             column.id: _bind("id", column.id),
             column.qty: _bind("qty", column.qty),
             column.status: word("pending"),
@@ -150,15 +158,6 @@ class Statements:
             column.deadline: _bind("deadline", column.deadline),
             **self._own_binds(names),
         }
-        absent = select(*row.values()).where(~exists().where(self._named))
-        insert: Insert = (
-            self._insert(self._job)
-            .from_select(list(row), absent)
-            .on_conflict_do_nothing(index_elements=[column.id])
-            # Not every driver still knows the count when its cursor is closed.
-            .execution_options(preserve_rowcount=True)
-        )
-        return insert
 
     # Claim
 

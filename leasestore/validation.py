@@ -337,3 +337,17 @@ def values(value: object, own_columns: Collection[str]) -> dict[str, Any]:
             )
             _refuse("values", f"only the model's own columns ({known})", name)
     return dict(value)
+
+
+def values_of_each(
+    value: object, how_many: int, own_columns: Collection[str]
+) -> list[dict[str, Any]]:
+    """The same for each event of a batch."""
+    if value is None:
+        return [{} for _ in range(how_many)]
+    checked = batch("values", value, lambda item: values(item, own_columns))
+    if len(checked) != how_many:
+        raise ValueError(
+            f"values: expected one dict for each event ({how_many}), got {len(checked)}"
+        )
+    return checked

@@ -129,7 +129,12 @@ async def _every_verb(jobs: AsyncJobRepository) -> None:
     (fourth,) = await jobs.claim_batch("me", 40, 10)
     assert await jobs.finish_and_claim(fourth, "retry", "me", 41, 9, 1) == ("pending", None)
     (fifth,) = await jobs.claim_batch("me", 42, 1)
-    assert await jobs.finish_batch([(fifth, "ok", 0)], 43) == ["done"]
+    assert await jobs.renew_batch([fifth], 42, 10) == [fifth | {"lease_until": 52}]
+    assert await jobs.renew_batch([fifth], 43) == [None]
+    assert await jobs.finish_batch([({**fifth, "lease_until": 52}, "ok", 0)], 43) == ["done"]
+    values: list[dict[str, Any]] = [{"payload": None}, {"payload": {"to": "Ghent"}}]
+    other: Event = {"id": "order-2", "qty": 1}
+    assert await jobs.enqueue_many([EVENT, other], 50, 1000, values=values) == [False, True]
 
 
 @pytest.mark.parametrize("door", ["engine", "connection"])

@@ -21,6 +21,7 @@ _STALE = {"finish": False, "renew": None, "release": False}
 # Which argument has the items, where in an item the ticket is, and the answer for a stale one.
 _BATCHES: dict[str, tuple[str, Callable[[Any], Ticket], object]] = {
     "finish_batch": ("items", itemgetter(0), False),
+    "renew_batch": ("tickets", lambda ticket: ticket, None),
 }
 _READS = ("get", "stuck")
 

@@ -101,6 +101,10 @@ FAULTED: dict[str, tuple[tuple[str, ...], Callable[[JobRepository, Fault | None]
         ("after-finish", "after-commit"),
         lambda r, f: r.finish_batch([(HELD, "ok", 0), (STALE, "ok", 0)], NOW, f),
     ),
+    "renew batch": (
+        ("after-renew", "after-commit"),
+        lambda r, f: r.renew_batch([STALE, HELD], NOW, 1000, f),
+    ),
 }
 """Every verb with fault points: the points in order, and a call that changes something."""
 
@@ -115,6 +119,8 @@ TIMED: dict[str, Callable[[JobRepository, int | Clock], object]] = {
     "finish and claim": lambda r, now: r.finish_and_claim(HELD, "retry", "me", now),
     "claim batch": lambda r, now: r.claim_batch("me", now, 5),
     "finish batch": lambda r, now: r.finish_batch([(HELD, "retry", 10)], now),
+    "enqueue many": lambda r, now: r.enqueue_many([{"id": "new", "qty": 1}], now, 1000),
+    "renew batch": lambda r, now: r.renew_batch([HELD], now),
 }
 """Every write verb that takes the time, as a call that changes something."""
 

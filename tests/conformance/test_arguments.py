@@ -42,6 +42,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "finish_and_claim": {"ticket": HELD, "outcome": "retry", "owner": "me", "now_ms": NOW},
     "claim_batch": {"owner": "me", "now_ms": NOW, "limit": 2},
     "finish_batch": {"items": [(HELD, "retry", 0)], "now_ms": NOW},
+    "enqueue_many": {"events": [EVENT], "now_ms": NOW, "ttl_ms": 60_000},
+    "renew_batch": {"tickets": [HELD], "now_ms": NOW},
 }
 """A call of each verb in the scene, to which each argument is added in turn."""
 
@@ -101,6 +103,31 @@ ARGUMENTS: dict[tuple[str, str], Values] = {
             [(HELD, "ok", 0)] * 1001,
         ),
     ),
+    ("enqueue_many", "events"): Values(
+        good=([], (), [EVENT], (EVENT, EVENT), [EVENT] * 1000),
+        bad=(
+            *(None, True, 1, "", "new", b"", EVENT, {1}, iter([]), Nameless(), [[EVENT]]),
+            *([EVENT, bad] for bad in records(EVENT).bad),
+            *([EVENT, {**EVENT, "id": bad}] for bad in IDENTIFIERS.bad),
+            *([EVENT, {**EVENT, "qty": bad}] for bad in integers(1, 1000).bad),
+            [EVENT] * 1001,
+        ),
+    ),
+    ("enqueue_many", "now_ms"): TIMES,
+    ("enqueue_many", "ttl_ms"): integers(1, 60_000),
+    ("enqueue_many", "max_attempts"): integers(1, 16),
+    ("enqueue_many", "delay_ms"): integers(0, 59_999),
+    ("renew_batch", "tickets"): Values(
+        good=([], (), [HELD], (HELD,), [HELD] * 1000),
+        bad=(
+            *(None, True, 1, "", "tickets", b"", HELD, {1}, iter([]), Nameless(), [[HELD]]),
+            *([HELD, bad] for bad in records(HELD).bad),
+            [HELD] * 1001,
+        ),
+    ),
+    ("renew_batch", "now_ms"): TIMES,
+    ("renew_batch", "lease_ms"): integers(1, 60_000),
+    ("renew_batch", "fault"): FAULTS,
     ("finish_batch", "now_ms"): TIMES,
     ("finish_batch", "fault"): FAULTS,
     **{
@@ -259,6 +286,8 @@ ORDER = {
     "finish_and_claim": ["ticket", "outcome", "owner", "now_ms", "lease_ms", "delay_ms"],
     "claim_batch": ["owner", "now_ms", "limit", "lease_ms", "fault"],
     "finish_batch": ["items", "now_ms", "fault"],
+    "enqueue_many": ["events", "now_ms", "ttl_ms", "max_attempts"],
+    "renew_batch": ["tickets", "now_ms", "lease_ms", "fault"],
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leasestore import Outcome, Ticket
+from leasestore import Conflict, Outcome, Ticket
 from tests.conformance.scene import HELD, ticket_of
 from tests.conformance.stores import Store
 
@@ -119,4 +119,67 @@ def test_finish_batch(
         *(either_store, rows),
         lambda: [jobs.finish(ticket, how, now, delay) for ticket, how, delay in items],
         lambda: jobs.finish_batch(items, now),
+    )
+
+
+@on_both
+@given(given=tables_and_tickets(), now=TIMES, lease_ms=SPANS, shown_next=st.integers(0, 8))
+def test_renew_batch(
+    either_store: Store,
+    given: tuple[Rows, list[Ticket]],
+    now: int,
+    lease_ms: int,
+    shown_next: int,
+) -> None:
+    jobs, (rows, tickets) = either_store.repository, given
+    # What some of them become, too, and the same once more.
+    for ticket in tickets[:shown_next]:
+        tickets.append({**ticket, "lease_until": now + lease_ms})
+    tickets += tickets[:2]
+    both(
+        *(either_store, rows),
+        lambda: [jobs.renew(ticket, now, lease_ms) for ticket in tickets],
+        lambda: jobs.renew_batch(tickets, now, lease_ms),
+    )
+
+
+EVENTS = st.lists(
+    st.fixed_dictionaries({"id": st.sampled_from(IDS), "qty": st.integers(1, 2)}), max_size=8
+)
+
+
+@on_both
+@given(
+    rows=tables(),
+    events=EVENTS,
+    now=TIMES,
+    spans=st.tuples(SPANS, SPANS),
+    max_attempts=st.integers(1, 3),
+)
+def test_enqueue_many(
+    either_store: Store,
+    rows: Rows,
+    events: list[Any],
+    now: int,
+    spans: tuple[int, int],
+    max_attempts: int,
+) -> None:
+    jobs, (delay_ms, rest_ms) = either_store.repository, spans
+    given = (now, delay_ms + rest_ms, max_attempts)
+
+    def told(answer: bool | Conflict) -> object:
+        return answer.__reduce__() if isinstance(answer, Conflict) else answer
+
+    def one_by_one() -> list[object]:
+        answers: list[object] = []
+        for event in events:
+            try:
+                answers.append(jobs.enqueue(event, *given, delay_ms=delay_ms))
+            except Conflict as conflict:
+                answers.append(told(conflict))
+        return answers
+
+    both(
+        *(either_store, rows, one_by_one),
+        lambda: [told(one) for one in jobs.enqueue_many(events, *given, delay_ms=delay_ms)],
     )

@@ -147,6 +147,68 @@ def test_a_watcher_watches_the_applications_tables(
     assert (row["status"], row["customer_id"]) == ("pending", 7)
 
 
+def test_each_of_a_batch_has_values_of_its_own(deliveries: JobRepository, tmp_path: Path) -> None:
+    events: list[Any] = [{"id": name, "qty": 1} for name in ("a", "b", "a", "c", "d")]
+    values = [
+        VALUES,
+        {"payload": {"to": "Bruges"}, "customer_id": 8},
+        {**VALUES, "customer_id": 9},
+        {**VALUES, "kind": "letter"},
+        {"customer_id": 3, "payload": None, "kind": "crate", "result": "early"},
+    ]
+    before = [{**each} for each in values]
+    answers = deliveries.enqueue_many(events, 0, 1000, values=values)
+    assert answers == [True, True, False, True, True]
+    assert values == before
+    found = rows(tmp_path / "app.db", "deliveries")
+    columns = ("seq", "id", "customer_id", "type", "payload", "result")
+    assert [tuple(row[name] for name in columns) for row in found] == [
+        (1, "a", 7, "parcel", '{"to": ["Ghent", 9000, null]}', None),
+        (2, "b", 8, "parcel", '{"to": "Bruges"}', None),
+        (3, "c", 7, "letter", '{"to": ["Ghent", 9000, null]}', None),
+        (4, "d", 3, "crate", "null", "early"),
+    ]
+
+
+def test_a_batch_works_on_the_applications_tables(deliveries: JobRepository) -> None:
+    events: list[Any] = [{"id": name, "qty": 1} for name in ("a", "b")]
+    deliveries.enqueue_many(events, 0, 5000, values=[VALUES, VALUES])
+    tickets = deliveries.claim_batch("me", 0, 5)
+    renewed = [one for one in deliveries.renew_batch(tickets, 1) if one]
+    assert len(renewed) == 2
+    assert deliveries.finish_batch([(one, "ok", 0) for one in renewed], 2) == ["done", "done"]
+
+
+def test_a_claim_of_the_next_writes_the_values_of_the_one_before(
+    deliveries: JobRepository, tmp_path: Path
+) -> None:
+    deliveries.enqueue(EVENT, 0, 5000, values=VALUES)
+    ticket = deliveries.claim("me", 0)
+    assert ticket is not None
+    values = {"result": "signed"}
+    assert deliveries.finish_and_claim(ticket, "ok", "me", 1, values=values) == ("done", None)
+    assert stored(tmp_path)["result"] == "signed"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([VALUES], r"values: expected one dict for each event \(2\), got 1"),
+        ([VALUES] * 3, r"values: expected one dict for each event \(2\), got 3"),
+        (VALUES, r"values: expected list or tuple"),
+        ([VALUES, {"token": 9}], r"values\[1\]: values: expected only the model's own columns"),
+        ([VALUES, 7], r"values\[1\]: values: expected a dict"),
+    ],
+)
+def test_a_batch_wants_values_for_each(
+    one: JobRepository, tmp_path: Path, values: Any, expected: str
+) -> None:
+    events: list[Any] = [{"id": name, "qty": 1} for name in ("a", "b")]
+    with pytest.raises(ValueError, match=expected):
+        one.enqueue_many(events, 0, 1000, values=values)
+    assert rows(tmp_path / "app.db", "deliveries") == []
+
+
 def test_every_verb_works_on_the_applications_tables(
     deliveries: JobRepository, tmp_path: Path
 ) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from leasestore import Outcome, Ticket
-from tests.conformance.postgresql import PostgreSQLStore, beside
+import pytest
+from sqlalchemy import Connection, event
+
+from leasestore import Conflict, Event, JobRepository, LeaseStoreError, Outcome, Ticket
+from tests.conformance.postgresql import PostgreSQLStore, beside, insert_row
 from tests.conformance.scene import NOW, insert_held, ticket_of
+from tests.conformance.stores import READY
 from tests.conformance.test_postgresql import each_driver, in_a_thread, lock, until_it_waits
 
 
@@ -51,3 +55,62 @@ def test_what_was_changed_meanwhile_is_stale(postgresql_store: PostgreSQLStore) 
             other.execute("COMMIT")
             assert answer.result() == [False, "done"]
     assert store.row("a")["status"] == "leased"
+
+
+EVENTS: list[Event] = [{"id": name, "qty": 1} for name in ("a", "b", "c")]
+
+
+@each_driver
+@pytest.mark.parametrize("qty", [1, 2])
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_enqueue_of_many_waits_for_one_of_them_that_another_enqueues(
+    postgresql_store: PostgreSQLStore, qty: int, committed: bool
+) -> None:
+    store = postgresql_store
+
+    def enqueue() -> object:
+        answers = store.repository.enqueue_many(EVENTS, NOW, 1000)
+        return ["conflict" if isinstance(each, Conflict) else each for each in answers]
+
+    with beside(store.url) as other:
+        other.execute("BEGIN")
+        insert_row(other, {**READY, "id": "b", "qty": qty})
+        with in_a_thread(enqueue) as answer:
+            until_it_waits(store)
+            other.execute("COMMIT" if committed else "ROLLBACK")
+            found = answer.result()
+    second = ("conflict" if qty == 2 else False) if committed else True
+    assert found == [True, second, True]
+    assert store.row("b")["qty"] == (qty if committed else 1)
+
+
+@pytest.mark.parametrize("postgresql_store", ["psycopg-engine"], indirect=True)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_row_that_is_gone_before_it_can_be_read_is_no_duplicate(
+    postgresql_store: PostgreSQLStore, times: int
+) -> None:
+    store = postgresql_store
+    inserts: list[str] = []
+
+    def there(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT") and len(inserts) < times:
+            insert_row(store.plain, {**READY, "id": "b"})
+
+    def gone(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT"):
+            inserts.append(statement)
+            store.plain.execute("DELETE FROM jobs WHERE id = 'b'")
+
+    engine = store.other_engine()
+    event.listen(engine, "before_cursor_execute", there)
+    event.listen(engine, "after_cursor_execute", gone)
+    jobs = JobRepository(engine)
+    if times == 1:
+        assert jobs.enqueue_many(EVENTS, NOW, 1000) == [True] * 3
+        assert sorted(row["id"] for row in store.rows()) == ["a", "b", "c"]
+    else:
+        with pytest.raises(LeaseStoreError, match="'b' was neither stored nor found"):
+            jobs.enqueue_many(EVENTS, NOW, 1000)
+        assert store.rows() == []
+    engine.dispose()
+    assert len(inserts) == 2

@@ -139,6 +139,20 @@ def enqueue_again(jobs: JobRepository) -> Callable[[Any], object]:
     return lambda verbs: verbs.enqueue(EVENT, NOW, 1000)
 
 
+def enqueue_many(delay_ms: int, *events: Event) -> Callable[[Any], Callable[[Any], object]]:
+    def prepared(jobs: JobRepository) -> Callable[[Any], object]:
+        enqueue(jobs)(jobs)
+        return lambda verbs: verbs.enqueue_many(events, NOW, 1000, delay_ms=delay_ms)
+
+    return prepared
+
+
+def renew_batch(jobs: JobRepository) -> Callable[[Any], object]:
+    jobs.enqueue(EVENT, NOW, 1000)
+    ticket = claimed(jobs)
+    return lambda verbs: verbs.renew_batch([ticket], NOW, 500)
+
+
 def claim(jobs: JobRepository) -> Callable[[Any], object]:
     jobs.enqueue(EVENT, NOW, 1000)
     return claimed
@@ -226,6 +240,7 @@ SPEAKING = {
     "recover": recover,
     "retry": finish("retry"),
     "retry and claim": finish_and_claim("retry"),
+    "enqueue of several": enqueue_many(0, EVENT, {"id": "job-2", "qty": 1}),
     "a batch with one retry": finish_batch(("ok", 0), ("retry", 0), ("retry", 1)),
 }
 SILENT = {
@@ -240,6 +255,9 @@ SILENT = {
     "retry later": finish("retry", 1),
     "done and claim": finish_and_claim("ok"),
     "retry later and claim": finish_and_claim("retry", 1),
+    "enqueue of several for later": enqueue_many(1, {"id": "job-2", "qty": 1}),
+    "enqueue of several again": enqueue_many(0, EVENT, {**EVENT, "qty": 9}),
+    "renew batch": renew_batch,
     "a batch with nothing for now": finish_batch(("ok", 0), ("permanent", 0), ("retry", 1)),
     "retry with no attempt left": spent,
     "recover of nothing": recover_nothing,

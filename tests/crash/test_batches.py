@@ -68,3 +68,11 @@ def test_eight_that_work_in_batches_share_the_jobs(start: Start, url: URL) -> No
     taken = Counter(ticket["id"] for batch in batches for ticket in batch)
     assert taken == Counter(f"job-{number}" for number in range(JOBS))
     assert ends(url) == dict.fromkeys(taken, ("done", 1))
+
+
+def test_of_eight_that_enqueue_the_same_one_stores_each_job(start: Start, url: URL) -> None:
+    eight = at_once(start, url, "enqueue_in_batches", 8)
+    new = Counter(name for child in eight.values() for name in child.hear("answer"))
+
+    assert new == Counter(f"job-{number}" for number in range(40 * LIMIT))
+    assert ends(url) == dict.fromkeys(new, ("pending", 0))

@@ -42,6 +42,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "renew": (LEASED, {"ticket": TICKET, "now_ms": 10}, ("after-renew",)),
     "release": (LEASED, {"ticket": TICKET}, ("after-release",)),
     "redrive": (DEAD, REDRIVE, ("after-audit", "after-redrive")),
+    "finish_and_claim": (
+        LEASED,
+        {"ticket": TICKET, "outcome": "retry", "owner": "owner", "now_ms": 10},
+        ("after-finish", "after-claim"),
+    ),
+    "claim_batch": ({}, {"owner": "owner", "now_ms": 0, "limit": 5}, ("after-claim",)),
+    "renew_batch": (LEASED, {"tickets": [TICKET], "now_ms": 10}, ("after-renew",)),
+    "finish_batch": (LEASED, {"items": [(TICKET, "ok", 0)], "now_ms": 10}, ("after-finish",)),
 }
 """Of each verb: the row it starts from, its arguments, and its points before COMMIT."""
 

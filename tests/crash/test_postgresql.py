@@ -685,9 +685,11 @@ def test_repeated_enqueues_burn_no_number_and_are_no_errors(
     assert jobs.enqueue(first, 0, 1000)
     for _ in range(500):
         assert jobs.enqueue(first, 0, 1000) is False
+    assert jobs.enqueue_many([first] * 500, 0, 1000) == [False] * 500
     with pooled.begin() as connection:
         for _ in range(500):
             assert jobs.within(connection).enqueue(first, 0, 1000) is False
+        assert jobs.within(connection).enqueue_many([first] * 500, 0, 1000) == [False] * 500
     assert jobs.enqueue(second, 0, 1000)
     pooled.dispose()
 

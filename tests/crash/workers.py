@@ -136,6 +136,21 @@ def drain_in_batches(test: Test, url: str, owner: str, limit: int) -> None:
     test.tell("answer", batches)
 
 
+def enqueue_in_batches(test: Test, url: str, owner: str, size: int) -> None:
+    """Enqueue what the others enqueue too; tell which jobs were new."""
+    engine = create_engine(url)
+    jobs = JobRepository(engine)
+    new: list[str] = []
+    test.ask("ready")
+    for start in range(0, 40 * size, size):
+        events: list[Event] = [{"id": f"job-{start + n}", "qty": 1} for n in range(size)]
+        answers = jobs.enqueue_many(events, 0, 60_000)
+        assert all(type(answer) is bool for answer in answers)
+        new += [event["id"] for event, answer in zip(events, answers, strict=True) if answer]
+    engine.dispose()
+    test.tell("answer", new)
+
+
 def open_files(test: Test) -> None:
     """Open the queue files that the test names."""
     # Ahead of time, so that the first of them does not wait for Alembic to be imported.

@@ -596,3 +596,5 @@ def test_a_trigger_that_discards_the_job_is_no_success(altered_engine: Engine) -
     at_every_delivery(altered_engine, sqlite="SELECT RAISE(IGNORE)", postgresql="RETURN NULL")
     with pytest.raises(LeaseStoreError, match="neither stored nor found"):
         deliveries(altered_engine).enqueue(EVENT, 0, 1000)
+    with pytest.raises(LeaseStoreError, match="neither stored nor found"):
+        deliveries(altered_engine).enqueue_many([EVENT], 0, 1000)

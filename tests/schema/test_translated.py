@@ -176,6 +176,23 @@ def test_two_queues_do_not_meet(database: Engine) -> None:
     assert state["status"] == "done"
 
 
+def test_batches_of_two_queues_do_not_meet(database: Engine) -> None:
+    one, other = (translated(database, name) for name in SCHEMAS)
+    for engine in (one, other):
+        schema.upgrade(engine)
+    jobs, others = JobRepository(one), JobRepository(other)
+    assert jobs.enqueue_many([{"id": "a", "qty": 1}, {"id": "b", "qty": 1}], 0, 1000) == [True] * 2
+    assert (
+        others.enqueue_many([{"id": "a", "qty": 2}, {"id": "c", "qty": 1}], 0, 1000) == [True] * 2
+    )
+    tickets, theirs = jobs.claim_batch("me", 1, 9, 500), others.claim_batch("me", 1, 9, 500)
+    assert [len(jobs.claim_batch("me", 1, 9)), len(tickets), len(theirs)] == [0, 2, 2]
+    assert others.renew_batch(tickets, 2) == [None, None]
+    renewed = [ticket for ticket in jobs.renew_batch(tickets, 2) if ticket]
+    assert others.finish_batch([(ticket, "ok", 0) for ticket in renewed], 3) == [False, False]
+    assert jobs.finish_batch([(ticket, "ok", 0) for ticket in renewed], 3) == ["done", "done"]
+
+
 def test_missing_tables_are_told(database: Engine) -> None:
     schema.upgrade(translated(database, OTHER))
     with pytest.raises(SchemaError) as caught:

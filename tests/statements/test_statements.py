@@ -45,6 +45,7 @@ BY_TICKET: dict[str, Callable[[BatchStatements], Any]] = {
     "renew": lambda s: s.renew,
     "release": lambda s: s.release,
     "finish batch": lambda s: s.finish_batch,
+    "renew batch": lambda s: s.renew_batch,
 }
 UPDATES: dict[str, Callable[[BatchStatements], Any]] = {
     **BY_TICKET,
@@ -66,17 +67,26 @@ def test_a_write_by_ticket_is_one_update_that_shows_all_of_it(verb: str, compile
     assert sql.startswith("UPDATE jobs SET ")
     assert ";" not in sql
     condition = sql.partition(" WHERE ")[2]
-    assert set(re.findall(r"jobs\.(\w+) = [^']", condition)) == TICKET
+    assert set(re.findall(r"jobs\.(\w+) (?:=|IS|IS NOT DISTINCT FROM) [^']", condition)) == TICKET
     assert "jobs.status = 'leased'" in condition
 
 
 @pytest.mark.parametrize(
-    "verb", ["finish ok", "finish retry", "finish permanent", "renew", "finish batch"]
+    "verb",
+    ["finish ok", "finish retry", "finish permanent", "renew", "finish batch", "renew batch"],
 )
 def test_what_needs_a_live_lease_asks_for_the_time(verb: str, compiled: Any) -> None:
     condition = compiled(BY_TICKET[verb]).partition(" WHERE ")[2]
-    assert re.search(r"jobs\.lease_until > ", condition)
-    assert re.search(r"jobs\.deadline > ", condition)
+    # That of a batch's item is the row's, or the item is stale.
+    assert re.search(r"(jobs|_ls_items)\.lease_until > ", condition)
+    assert re.search(r"jobs\.deadline (> |- \S+ > 0)", condition)
+
+
+@pytest.mark.parametrize("pick", ["live", "finish_batch", "renew_batch"])
+def test_no_item_of_a_batch_is_looked_up_by_a_time_that_many_have(pick: str, compiled: Any) -> None:
+    condition = compiled(lambda s: getattr(s, pick)).partition(" WHERE ")[2]
+    assert "jobs.id = _ls_items.id" in condition
+    assert not re.search(r"jobs\.(lease_until|deadline) [<=>]", condition)
 
 
 @pytest.mark.parametrize("verb", UPDATES)
@@ -157,6 +167,18 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
         ["SELECT"],
     ),
     "finish batch of none": (lambda r: r.finish_batch([], 5), []),
+    "enqueue many": (
+        lambda r: r.enqueue_many([{"id": f"new-{n}", "qty": 1} for n in range(1000)], 0, 1000),
+        ["SELECT", "INSERT"],
+    ),
+    "duplicates": (
+        lambda r: r.enqueue_many([{"id": "ready", "qty": 1}, {"id": "held", "qty": 9}], 0, 1000),
+        ["SELECT"],
+    ),
+    "enqueue none": (lambda r: r.enqueue_many([], 0, 1000), []),
+    "renew batch": (lambda r: r.renew_batch([HELD], 5), ["SELECT", "UPDATE"]),
+    "renew batch of stale ones": (lambda r: r.renew_batch([{**HELD, "token": 2}], 5), ["SELECT"]),
+    "renew none": (lambda r: r.renew_batch([], 5), []),
 }
 
 
