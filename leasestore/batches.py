@@ -55,7 +55,7 @@ class Batches(Verbs):
         checked = validation.ticket(ticket, self._queue.limits)
         validation.outcome(outcome)
         validation.identifier("owner", owner)
-        now = validation.moment(now_ms, self._queue.limits)
+        now = self._moment(now_ms, checked["id"])
         lease = validation.lease_ms(lease_ms, self._queue.limits)
         delay = validation.delay_ms(delay_ms, self._queue.limits)
         own = validation.values(values, self._queue.own)
@@ -135,7 +135,7 @@ class Batches(Verbs):
         """
         limits = self._queue.limits
         checked = validation.batch("items", items, lambda item: validation.ended(item, limits))
-        now = validation.moment(now_ms, limits)
+        now = self._moment(now_ms, *(ticket["id"] for ticket, _, _ in checked))
         points = validation.fault(fault)
         if not checked:
             return []
@@ -232,7 +232,7 @@ class Batches(Verbs):
         """
         limits = self._queue.limits
         checked = validation.batch("tickets", tickets, lambda item: validation.ticket(item, limits))
-        now = validation.moment(now_ms, limits)
+        now = self._moment(now_ms, *(ticket["id"] for ticket in checked))
         lease = validation.lease_ms(lease_ms, limits)
         points = validation.fault(fault)
         if not checked:

@@ -109,17 +109,17 @@ class Verbs(ABC):
     def _read(self, work: Callable[[Connection], _T]) -> _T:
         return _callers_errors_unpacked(lambda: self._do_read(work))
 
-    def _moment(self, now_ms: int | Clock, job_id: str) -> Moment:
-        """A time; or a clock, to be read when nobody else has the row of this job."""
+    def _moment(self, now_ms: int | Clock, *job_ids: str) -> Moment:
+        """A time; or a clock, to be read when nobody else has the rows of these jobs."""
         now, queue = validation.moment(now_ms, self._queue.limits), self._queue
         if not callable(now_ms):
             return now
 
-        def when_it_is_ours(connection: Connection) -> int:
-            queue.dialect.lock_rows(connection, queue.statements.lock, parameters(ids=[job_id]))
+        def when_they_are_ours(connection: Connection) -> int:
+            queue.dialect.lock_rows(connection, queue.statements.lock, parameters(ids=job_ids))
             return now(connection)
 
-        return when_it_is_ours
+        return when_they_are_ours
 
     def enqueue(
         self,

@@ -304,8 +304,31 @@ def test_of_two_redrives_one_finds_the_job_no_longer_dead(
 
 AFTER_A_WAIT: dict[str, Callable[[JobRepository, Clock], object]] = {
     "finish": lambda repository, clock: repository.finish(HELD, "ok", clock),
-    "renew": lambda repository, clock: repository.renew(HELD, clock),
+    "renew": lambda repository, clock: repository.renew(HELD, clock) or False,
+    "finish batch": lambda repository, clock: repository.finish_batch([(HELD, "ok", 0)], clock)[0],
+    "renew batch": lambda repository, clock: repository.renew_batch([HELD], clock)[0] or False,
 }
+
+
+def told_after_a_wait(
+    store: PostgreSQLStore, call: Callable[[JobRepository, Clock], object]
+) -> object:
+    """What a call answers whose clock reaches the end of the lease while it waits for the row."""
+    now = [NOW]
+
+    def told() -> object:
+        try:
+            return call(store.repository, lambda: now[0])
+        except StaleTicket:
+            return False
+
+    with ThreadPoolExecutor(1) as threads, beside(store.url) as other:
+        with other.transaction():
+            lock(other, HELD["id"])
+            answer = threads.submit(told)
+            until_it_waits(store)
+            now[0] = HELD["lease_until"]
+        return answer.result()
 
 
 @pytest.mark.parametrize("verb", AFTER_A_WAIT)
@@ -313,24 +336,24 @@ AFTER_A_WAIT: dict[str, Callable[[JobRepository, Clock], object]] = {
 def test_a_lease_that_ends_while_somebody_has_the_row_has_ended(
     postgresql_store: PostgreSQLStore, verb: str
 ) -> None:
-    store, now = postgresql_store, [NOW]
-    insert_held(store)
-    before = store.dump()
+    insert_held(postgresql_store)
+    before = postgresql_store.dump()
+    assert told_after_a_wait(postgresql_store, AFTER_A_WAIT[verb]) is False
+    assert postgresql_store.dump() == before
 
-    def call() -> object:
-        try:
-            return AFTER_A_WAIT[verb](store.repository, lambda: now[0])
-        except StaleTicket:
-            return False
 
-    with ThreadPoolExecutor(1) as threads, beside(store.url) as other:
-        with other.transaction():
-            lock(other, HELD["id"])
-            answer = threads.submit(call)
-            until_it_waits(store)
-            now[0] = HELD["lease_until"]
-        assert not answer.result()
-    assert store.dump() == before
+@pytest.mark.parametrize("postgresql_store", DRIVERS, indirect=True)
+def test_a_job_that_was_not_finished_in_time_is_the_next_one_to_claim(
+    postgresql_store: PostgreSQLStore,
+) -> None:
+    insert_held(postgresql_store)
+    told = told_after_a_wait(
+        postgresql_store, lambda jobs, clock: jobs.finish_and_claim(HELD, "ok", "you", clock)
+    )
+    assert isinstance(told, tuple)
+    status, claimed = told
+    assert status is False
+    assert (claimed["id"], claimed["token"]) == (HELD["id"], HELD["token"] + 1)
 
 
 def test_a_redriven_jobs_time_begins_after_the_wait(postgresql: Server) -> None:
