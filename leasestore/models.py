@@ -104,8 +104,8 @@ def _refuse_other_table_maker(model: type, mixin: type) -> None:
 class JobMixin:
     """The contract's twelve columns (CONTRACT.md, "Schema"), for a job model on any `Base`.
 
-        class Delivery(JobMixin, Base):
-            __tablename__ = "deliveries"
+        class Shipment(JobMixin, Base):
+            __tablename__ = "shipments"
             customer_id: Mapped[int] = mapped_column(ForeignKey("customers.id"))
 
     All times are milliseconds. The columns belong to leasestore: read them in any query, write
