@@ -65,6 +65,8 @@ class Claims:
 
     def _claim_on(self) -> Ended:
         while self._hand.has_place():
+            # Counted before the claim: a job that is put down meanwhile may have enqueued another.
+            in_hand = len(self._hand.jobs())
             try:
                 job = self._claim()
             except (SchemaError, UnsupportedEngine) as error:
@@ -75,7 +77,7 @@ class Claims:
                 self._after_failure(error)
             else:
                 self._outage.over()
-                ended = self._after_claim(job)
+                ended = self._after_claim(job, in_hand)
                 if ended is not None:
                     return ended
         return "stopped"
@@ -94,7 +96,7 @@ class Claims:
         tell_of(job, logging.DEBUG, "claimed", "claimed")
         return job
 
-    def _after_claim(self, job: Running | None) -> Ended | None:
+    def _after_claim(self, job: Running | None, in_hand: int) -> Ended | None:
         if job is not None:
             self._idle_rounds = 0
             if not self._hand.take(job):
@@ -104,8 +106,10 @@ class Claims:
             return "once" if self._until == "once" else None
         if self._until == "stopped":
             self._idle()
-        elif not self._hand.has_fewer():
+        elif not in_hand:
             return "empty"
+        else:
+            self._hand.wait_for_fewer(in_hand)
         return None
 
     def _idle(self) -> None:

@@ -31,12 +31,10 @@ class Hand:
             self._changed.wait_for(lambda: self._stopped or len(self._jobs) < self._places)
             return not self._stopped
 
-    def has_fewer(self) -> bool:
-        """Wait until a job is put down, or a stop comes; False if there is none in hand."""
+    def wait_for_fewer(self, than: int) -> None:
+        """Wait until fewer than so many are in hand, or a stop comes."""
         with self._changed:
-            now = len(self._jobs)
-            self._changed.wait_for(lambda: self._stopped or len(self._jobs) < now or not now)
-            return now > 0
+            self._changed.wait_for(lambda: self._stopped or len(self._jobs) < than)
 
     def take(self, job: Running) -> bool:
         """False if a stop came first."""

@@ -24,8 +24,18 @@ from leasestore import (
     database_clock,
     system_clock,
 )
+from leasestore.worker.hand import Hand
 from tests.support import rows
-from tests.worker.scene import LONGEST_WAIT_S, SHORT_MS, Gate, Queue, Told, at_work, statements
+from tests.worker.scene import (
+    LONGEST_WAIT_S,
+    SHORT_MS,
+    Gate,
+    Meddled,
+    Queue,
+    Told,
+    at_work,
+    statements,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +69,34 @@ def test_until_empty_waits_for_what_is_in_hand(queue: Queue) -> None:
         assert going.ended() == Worked(done=2, ended="empty")
     # It did not ask over and over while it waited.
     assert sum(text.startswith("UPDATE") for text in sent) < 40
+
+
+def test_until_empty_works_what_a_job_enqueued_while_a_claim_found_nothing(
+    meddled: Meddled, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is put down before anybody looks at what is in hand."""
+    queue.enqueue("first")
+    gate, is_put_down, put_down = Gate(), threading.Event(), Hand.put_down
+
+    def putting_down(hand: Hand, *args: Any) -> None:
+        put_down(hand, *args)
+        is_put_down.set()
+
+    def after_the_claim(*_: Any) -> None:
+        if meddled.called.count("claim") == 2:
+            gate.open()
+            assert is_put_down.wait(LONGEST_WAIT_S)
+
+    def send(event: Any) -> bool:
+        if event["id"] == "first":
+            gate.stand()
+            queue.enqueue("second")
+        return True
+
+    monkeypatch.setattr(Hand, "put_down", putting_down)
+    meddled.after["claim"] = after_the_claim
+    worker = Worker(meddled, send, concurrency=2)
+    assert worker.run(until_empty=True) == Worked(done=2, ended="empty")
 
 
 def test_once_works_one_job(queue: Queue) -> None:
