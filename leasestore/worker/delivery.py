@@ -120,7 +120,7 @@ class Delivery(Mapping[str, Any]):
         except BaseException:
             self._heartbeat.resume(self._job)
             raise
-        self._job.finished_within = outcome
+        self._job.finished_within = outcome, status
         return status
 
     def __getattr__(self, name: str) -> Any:

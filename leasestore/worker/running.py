@@ -97,26 +97,29 @@ class Running:
 
     Attributes:
         ticket: the one that the row asks for, as far as is known here.
+        claimed_ms: when it was claimed, by the worker's clock.
         lost: set when the lease is lost.
         due_ms: when to renew the lease.
         last_ms: from when on it is renewed no more.
         renewable: whether it is renewed at all.
         renewing: whether a renewal is on its way.
         begun: whether `send` has begun.
-        finished_within: the outcome that the handler finished the job with, in its own transaction.
+        finished_within: the outcome that the handler finished the job with, in its own transaction,
+            and the status that this made.
     """
 
     def __init__(
         self, ticket: Ticket, sighting: Sighting, lease_ms: int, max_run_ms: int | None
     ) -> None:
         self.ticket = ticket
+        self.claimed_ms = sighting.now_ms
         self.lost = Lost(sighting.end_of(ticket))
         capped = sighting.is_capped(ticket, lease_ms)
         self.due_ms: float = NEVER if capped else sighting.at_ms + lease_ms / 3
         self.last_ms: float = NEVER if max_run_ms is None else monotonic_ms() + max_run_ms
         self.renewable, self.renewing = True, False
         self._told_long, self._told_lost = False, False
-        self.finished_within: Outcome | None = None
+        self.finished_within: tuple[Outcome, Status] | None = None
         self._lock = threading.Lock()
         self.begun, self._cancelled = False, False
         self._interrupt: Callable[[], object] | None = None
@@ -142,6 +145,12 @@ class Running:
             cancelled = self._cancelled
         if interrupt is not None and cancelled:
             interrupt()
+
+    def was_swept(self, row: JobState) -> bool:
+        """Whether it was a sweep that buried the row, and no finish of this run's: those are not
+        before the lease is over, and do not move `available_at` to their time."""
+        buried = row["reason"] in ("exhausted", "deadline")
+        return buried and self.lost.is_set() and row["available_at"] <= self.claimed_ms
 
     def is_to_tell(self, now_ms: float) -> bool:
         """Whether the lease is lost, or the job renewed no more, and that was not told before."""

@@ -45,9 +45,9 @@ class Settling:
         """Write the outcome; of a lost job only look what has become of it."""
         return self.persist(job, "finish it", lambda: self._finish(job, outcome, delay_ms))
 
-    def finished_within(self, job: Running, outcome: Outcome) -> Status | None:
+    def finished_within(self, job: Running, said: tuple[Outcome, Status]) -> Status | None:
         """The status that the handler's own transaction left, if it was committed."""
-        return self.persist(job, "look it up", lambda: self._left_by(job, outcome))
+        return self.persist(job, "look it up", lambda: self._left_by(job, *said))
 
     def release(self, job: Running) -> bool:
         return self.persist(job, "release it", lambda: self._release(job))
@@ -97,10 +97,17 @@ class Settling:
             self._finish(job, outcome, delay_ms) if not lost and self._caught_up(job) else "stale"
         )
 
-    def _left_by(self, job: Running, outcome: Outcome) -> Status | None:
+    def _left_by(
+        self, job: Running, outcome: Outcome, within: Status | None = None
+    ) -> Status | None:
         row = self._repository.get(job.ticket["id"])
-        ours = row is not None and row["token"] == job.ticket["token"]
-        return row["status"] if row is not None and ours and was_left_by(row, outcome) else None
+        if row is None:
+            return None
+        if row["token"] != job.ticket["token"]:
+            # While the lease lasts, it is claimed again only after the handler's own commit.
+            return None if job.lost.is_set() else within
+        ours = was_left_by(row, outcome) and not job.was_swept(row)
+        return row["status"] if ours else None
 
     def _release(self, job: Running) -> bool:
         released = self._repository.release(job.ticket)

@@ -187,6 +187,52 @@ def test_what_it_wrote_counts_whatever_it_answers(
     assert has_traceback is isinstance(then, RuntimeError)
 
 
+@pytest.mark.parametrize("max_attempts", [2, 1])
+def test_it_counts_if_the_attempt_was_the_last_one(queue: Queue, max_attempts: int) -> None:
+    """By a clock that stands still, too."""
+    queue.enqueue("a", max_attempts=max_attempts)
+    now = system_clock()
+
+    def send(delivery: Delivery) -> bool:
+        with Session(queue.engine) as session, immediate(session):
+            delivery.finish_within(session, "retry", delay_ms=1_000)
+        return True
+
+    worked = Worker(queue.jobs, send, clock=lambda: now).run(once=True)
+    assert (worked.retried, worked.dead) == (max_attempts - 1, 2 - max_attempts)
+
+
+@pytest.mark.parametrize(("then", "errors"), [(True, 0), (RuntimeError("after all that"), 1)])
+def test_it_counts_if_the_job_was_claimed_again_meanwhile(
+    parcels: Parcels, told: Told, then: Any, errors: int
+) -> None:
+    finish, tickets = finishing(parcels, "retry", then), list[Any]()
+
+    def send(delivery: Delivery) -> Any:
+        try:
+            return finish(delivery)
+        finally:
+            tickets.append(parcels.jobs.claim("other", system_clock, job_id="a"))
+
+    assert Worker(parcels.jobs, send).run(once=True) == Worked(retried=1, ended="once")
+    assert tickets[0]["token"] == 2
+    assert sum(record.levelno == logging.ERROR for record in told.records) == errors
+
+
+def test_it_does_not_count_if_it_was_lost_by_then(parcel_file: Parcels) -> None:
+    """Whether it was committed, nobody can tell any more."""
+    vars(parcel_file.jobs)["before"]["renew"] = Away()
+    finish = finishing(parcel_file, "retry")
+
+    def send(delivery: Delivery) -> Any:
+        finish(delivery)
+        parcel_file.jobs.claim("other", system_clock, job_id="a")
+        return not delivery.lost.wait(LONGEST_WAIT_S)
+
+    worker = Worker(parcel_file.jobs, send, lease_ms=SHORT_MS)
+    assert worker.run(once=True) == Worked(stale=1, ended="once")
+
+
 def test_a_plain_finish_within_counts_too(parcels: Parcels) -> None:
     def send(delivery: Delivery) -> bool:
         with Session(parcels.engine) as session, immediate(session):

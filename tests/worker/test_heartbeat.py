@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from leasestore import Delivery, JobRepository, Watcher, Worked, Worker, system_clock
+from leasestore import Delivery, JobRepository, Retryable, Watcher, Worked, Worker, system_clock
 from leasestore.clock import monotonic_ms
 from tests.worker.scene import (
     LONGEST_WAIT_S,
@@ -185,6 +185,20 @@ def test_a_lease_that_cannot_be_renewed_in_time_is_lost_by_our_own_clock(
     assert "finish" not in meddled.called
     assert queue.row("a")["status"] == "leased"
     assert told.events("lost", "stale") == ["lost", "stale"]
+
+
+def test_what_somebody_else_has_buried_was_not_finished_by_a_late_retry(
+    queue: Queue, told: Told
+) -> None:
+    queue.jobs.enqueue({"id": "a", "qty": 1}, system_clock, SHORT_MS)
+
+    def send(delivery: Delivery) -> bool:
+        assert delivery.lost.wait(LONGEST_WAIT_S)
+        queue.jobs.recover(delivery.deadline)
+        raise Retryable("late")
+
+    assert Worker(queue.jobs, send).run(once=True) == Worked(stale=1, ended="once")
+    assert queue.end("a") == ("dead", "deadline", 1)
 
 
 def test_a_renewal_that_fails_is_tried_again_and_told_once(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -71,6 +71,23 @@ def test_what_is_to_tell_is_told_once(monotonic: list[int]) -> None:
     assert [job.is_to_tell(70_500), job.is_to_tell(70_501)] == [True, False]
     assert job.tell_ms() == float("inf")
     assert not job.renewable
+
+
+@pytest.mark.parametrize(
+    ("changed", "swept"),
+    [
+        ({"status": "dead", "reason": "exhausted"}, True),
+        ({"status": "dead", "reason": "deadline"}, True),
+        ({"status": "dead", "reason": "exhausted", "available_at": 1_001}, False),
+        ({"status": "dead", "reason": "permanent"}, False),
+        ({"status": "pending", "reason": "retry"}, False),
+    ],
+)
+def test_a_sweep_is_told_from_a_finish(monotonic: list[int], changed: Any, swept: bool) -> None:
+    job, row = running(), cast("JobState", {**ROW, "available_at": 1_000, **changed})
+    assert job.was_swept(row) is False
+    monotonic[0] = 70_500
+    assert job.was_swept(row) is swept
 
 
 def test_one_that_is_cancelled_may_not_begin() -> None:
