@@ -118,7 +118,9 @@ class Delivery(Mapping[str, Any]):
                 self._job.ticket = renewed
                 status = enlisted.finish(renewed, outcome, self._clock, delay_ms, values=values)
         except BaseException:
-            self._heartbeat.resume(self._job)
+            # An earlier call may have been committed: then there is nothing left to renew, or lose.
+            if self._job.finished_within is None:
+                self._heartbeat.resume(self._job)
             raise
         self._job.finished_within = outcome, status
         return status

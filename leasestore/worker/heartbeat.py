@@ -83,8 +83,9 @@ class Heartbeat:
             self._changed.wait_for(lambda: not job.renewing, JOIN_S)
 
     def resume(self, job: Running) -> None:
+        """Renew it again, unless it is lost by now."""
         with self._changed:
-            job.renewable = True
+            job.renewable = not job.lost.is_set()
             self._changed.notify_all()
 
     def remove(self, job: Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -387,6 +388,45 @@ def test_it_goes_on_being_renewed_where_the_finish_failed(parcel_file: Parcels, 
         return True
 
     assert Worker(parcel_file.jobs, send, lease_ms=SHORT_MS).run(once=True).done == 1
+
+
+def test_but_not_where_the_lease_was_lost_meanwhile(parcel_file: Parcels, told: Told) -> None:
+    jobs: Any = parcel_file.jobs
+    jobs.before["renew"] = Away()
+    finishing, renewable = threading.Event(), list[bool]()
+
+    def clock() -> int:
+        if finishing.is_set():
+            # Read under the lock, which was waited for until the lease was lost.
+            told.wait_for("lost")
+            raise ValueError("no clock")
+        return system_clock()
+
+    def send(delivery: Delivery) -> bool:
+        finishing.set()
+        with Session(parcel_file.engine) as session, pytest.raises(ValueError, match="no clock"):
+            delivery.finish_within(session)
+        renewable.append(delivery._job.renewable)
+        return True
+
+    worker = Worker(jobs, send, clock=clock, lease_ms=SHORT_MS)
+    assert worker.run(once=True) == Worked(stale=1, ended="once")
+    assert renewable == [False]
+
+
+def test_a_second_finish_of_one_that_is_finished_loses_nothing(parcels: Parcels) -> None:
+    finish, renewable = finishing(parcels), list[bool]()
+
+    def send(delivery: Delivery) -> bool:
+        finish(delivery)
+        with pytest.raises(StaleTicket):
+            finish(delivery)
+        renewable.append(delivery._job.renewable)
+        return True
+
+    assert Worker(parcels.jobs, send).run(once=True) == Worked(done=1, ended="once")
+    assert renewable == [False]
+    assert parcels.effects() == ["a"]
 
 
 def test_a_coroutine_finishes_in_an_asynchronous_session(
