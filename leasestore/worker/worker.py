@@ -199,6 +199,9 @@ class Worker:
                 emptied=lambda: mail.put(_EMPTIED),
             )
             tell(logging.INFO, "started", f"worker {terms.owner} starts", owner=terms.owner)
+            if not mail.empty():
+                # A stop from before this run: nothing is to be claimed at all.
+                shift.stop()
             shift.open()
             ended: Ended = "forced"
             try:

@@ -295,12 +295,16 @@ def test_a_handler_stops_its_worker(queue: Queue) -> None:
     assert worker.run() == Worked(done=1, ended="stopped")
 
 
-def test_a_stop_before_the_run_ends_that_run_and_not_the_next(queue: Queue) -> None:
+@pytest.mark.parametrize("stops", [1, 3])
+def test_a_stop_before_the_run_ends_that_run_and_not_the_next(
+    meddled: Meddled, queue: Queue, stops: int
+) -> None:
     queue.enqueue("a")
-    worker = Worker(queue.jobs, ok)
-    for _ in range(3):
+    worker = Worker(meddled, ok)
+    for _ in range(stops):
         worker.stop()
-    assert worker.run().ended == "stopped"
+    assert worker.run() == Worked(ended="stopped")
+    assert meddled.called == []
     assert worker.run(until_empty=True).ended == "empty"
 
 
