@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import queue
 import random
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -17,7 +18,22 @@ from leasestore.errors import LeaseStoreError
 from leasestore.repository import JobRepository
 from leasestore.tickets import Recovered, StuckJob, Watched
 
-_log = logging.getLogger(__name__)
+
+class _Guarded(logging.LoggerAdapter[logging.Logger]):
+    """A logger on which applications may hang what fails: that keeps nobody from being told."""
+
+    def process(
+        self, msg: object, kwargs: MutableMapping[str, Any]
+    ) -> tuple[object, MutableMapping[str, Any]]:
+        # Each record keeps the extra fields that it comes with.
+        return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        with suppress(Exception):
+            super().log(level, msg, *args, **kwargs)
+
+
+_log = _Guarded(logging.getLogger(__name__))
 
 # At a time, so that one transaction stays short however many workers have died.
 _AT_ONCE = 100
@@ -42,7 +58,8 @@ class Watcher:
         clock: gives milliseconds; read once a transaction. Of several hosts give
             `database_clock(engine)`: a clock that is ahead takes jobs from those who work.
         every_ms: 1 to 86400000, the longest pause between two rounds; the shortest is half of it.
-        report: called with a `StuckJob`, a new dict, for each one. What it raises is logged.
+        report: called with a `StuckJob`, a new dict, for each one. What it raises is logged,
+            also a `SystemExit`; to end the watcher, it calls `stop`.
         draw: a callable that returns a number from 0 to 1, by which each pause is shortened.
 
     Raises:
@@ -123,7 +140,9 @@ class Watcher:
             return
         try:
             self._report(job)
-        except Exception:  # noqa: BLE001 - it is logged, with what it is
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - SystemExit, for one: the others are to be told
             _log.exception(
                 "report raised an error for job %s; the watcher goes on",
                 job["id"],

@@ -202,8 +202,9 @@ def test_the_log_says_who_and_since_when(
         assert vars(record).items() >= {"event": "stuck", **keys}.items()
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
 def test_an_error_of_the_callback_is_logged_and_the_others_are_told(
-    either_store: Store, caplog: pytest.LogCaptureFixture
+    either_store: Store, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
     expired(either_store, "a")
     expired(either_store, "b")
@@ -211,7 +212,7 @@ def test_an_error_of_the_callback_is_logged_and_the_others_are_told(
 
     def report(job: StuckJob) -> None:
         told.append(job["id"])
-        raise RuntimeError("made up")
+        raise kind("made up")
 
     one = Watcher(either_store.repository, lambda: NOW, report=report)
     assert one.look() == {**NOTHING, "recovered": 2}
@@ -219,6 +220,37 @@ def test_an_error_of_the_callback_is_logged_and_the_others_are_told(
     failed = [record for record in caplog.records if vars(record)["event"] == "report-failed"]
     assert [vars(record)["job_id"] for record in failed] == ["a", "b"]
     assert all(record.exc_info and "made up" in str(record.exc_info[1]) for record in failed)
+
+
+def test_an_interrupt_is_no_error_of_the_callback(either_store: Store) -> None:
+    expired(either_store, "a")
+
+    def report(_: StuckJob) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Watcher(either_store.repository, lambda: NOW, report=report).look()
+
+
+def test_a_log_that_fails_keeps_nobody_from_being_told(
+    either_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(record: logging.LogRecord) -> bool:
+        if vars(record).get("job_id") == "a":
+            raise OSError("no room on the disk")
+        return True
+
+    expired(either_store, "a")
+    expired(either_store, "b")
+    told: list[StuckJob] = []
+    logger = logging.getLogger("leasestore.watcher")
+    logger.addFilter(fail)
+    try:
+        watcher(either_store, told).look()
+    finally:
+        logger.removeFilter(fail)
+    assert [job["id"] for job in told] == ["a", "b"]
+    assert [vars(record)["job_id"] for record in caplog.records] == ["b"]
 
 
 @pytest.fixture

@@ -112,6 +112,20 @@ def test_an_error_of_our_own_does_not_end_it_and_shows_where_it_was(
     assert caplog.records[0].exc_info
 
 
+def test_nor_does_a_log_that_fails(queue: JobRepository) -> None:
+    def fail(_: logging.LogRecord) -> bool:
+        raise OSError("no room on the disk")
+
+    logger = logging.getLogger("leasestore.watcher")
+    logger.addFilter(fail)
+    try:
+        watcher = Scripted(queue, [REFUSED, None, None], every_ms=5000)
+        watcher.run()
+    finally:
+        logger.removeFilter(fail)
+    assert watcher.pauses == [1000, 5000, 5000]
+
+
 def test_what_ends_the_process_ends_it_too(queue: JobRepository) -> None:
     with pytest.raises(KeyboardInterrupt):
         Scripted(queue, [KeyboardInterrupt()]).run()
