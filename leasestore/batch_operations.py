@@ -36,7 +36,7 @@ def finish_and_claim(
     )
     if status is None and stale_raises:
         _refuse(connection, statements, ticket)
-    claimed = operations.claim(connection, statements, owner, now, lease_ms, None, fault)
+    claimed, _ = operations.claim(connection, statements, owner, now, lease_ms, None, fault)
     return status, claimed
 
 

@@ -32,6 +32,7 @@ from leasestore.tickets import (
     Recovered,
     Status,
     StuckJob,
+    SweptJob,
     Ticket,
     Watched,
 )
@@ -123,14 +124,16 @@ def claim(
     lease_ms: int,
     job_id: str | None,
     fault: Fault | None,
-) -> Ticket | None:
+) -> tuple[Ticket | None, list[SweptJob]]:
+    """The ticket, and the jobs that are dead now."""
     bound = parameters(now=now, owner=owner, until=now + lease_ms, id=job_id)
     every = job_id is None
-    connection.execute(statements.sweep if every else statements.sweep_one, bound).all()
+    sweep = statements.sweep if every else statements.sweep_one
+    swept = [cast("SweptJob", dict(row)) for row in connection.execute(sweep, bound).mappings()]
     ticket = _ticket(connection, statements.claim if every else statements.claim_one, bound)
     if ticket is not None:
         pass_point(fault, "after-claim")
-    return ticket
+    return ticket, swept
 
 
 def finish(
@@ -236,7 +239,7 @@ class _Dead(TypedDict):
 
 def _swept(connection: Connection, sweep: Update, bound: Mapping[str, object]) -> _Dead:
     """How many died, by reason."""
-    reasons = Counter(connection.execute(sweep, bound).scalars().all())
+    reasons = Counter(row.reason for row in connection.execute(sweep, bound).all())
     return {"deadline": reasons["deadline"], "exhausted": reasons["exhausted"]}
 
 

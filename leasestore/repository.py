@@ -18,7 +18,7 @@ from leasestore.clock import Clock
 from leasestore.errors import SchemaError, StaleTicket, StoreBusy
 from leasestore.host import Host, host_of
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
-from leasestore.tickets import Outcome, Status, Ticket, Watched
+from leasestore.tickets import Outcome, Status, SweptJob, Ticket, Watched
 from leasestore.transactions import (
     connected,
     join,
@@ -104,6 +104,17 @@ class JobRepository(Batches):
         other = copy(self)
         other._patience_ms = patience_ms
         return other
+
+    def _claim_and_sweep(
+        self, owner: str, now_ms: int | Clock, lease_ms: int
+    ) -> tuple[Ticket | None, list[SweptJob]]:
+        """What `claim` does, and which jobs its sweep found dead."""
+        now = validation.moment(now_ms, self._queue.limits)
+        return self._write(
+            lambda connection: operations.claim(
+                connection, self._queue.statements, owner, now(connection), lease_ms, None, None
+            )
+        )
 
     def _watch(self, now_ms: int | Clock, limit: int) -> Watched:
         """What `recover` does, for at most so many stuck jobs, and which ones they were."""

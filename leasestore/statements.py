@@ -163,7 +163,7 @@ class Statements:
 
     @cached_property
     def sweep(self) -> Update:
-        """It returns the reasons; of a job with neither time nor attempts, time is the reason."""
+        """It returns which jobs, and why; of one with neither time nor attempts, time is why."""
         return self._sweep()
 
     @cached_property
@@ -177,7 +177,10 @@ class Statements:
             self._job, (terms.open, late, free, *only), (terms.open, terms.spent, free, *only)
         )
         reason = case((late, word("deadline")), else_=word("exhausted"))
-        return self._free(doomed, status=word("dead"), reason=reason).returning(self._job.c.reason)
+        column = self._job.c
+        return self._free(doomed, status=word("dead"), reason=reason).returning(
+            column.id, column.token, column.attempts, column.reason
+        )
 
     @cached_property
     def claim(self) -> Update:

@@ -70,6 +70,15 @@ class StuckJob(TypedDict):
     reason: Literal["expired", "deadline", "exhausted"]
 
 
+class SweptJob(TypedDict):
+    """A job that a sweep found with no time or no attempts left: dead from then on."""
+
+    id: str
+    token: int
+    attempts: int
+    reason: Literal["deadline", "exhausted"]
+
+
 class Watched(TypedDict):
     """What one look of a watcher changed: the jobs that were stuck, and how many pending ones had
     no time or no attempts left, by reason."""

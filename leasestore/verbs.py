@@ -202,7 +202,7 @@ class Verbs(ABC):
         return self._write(
             lambda connection: operations.claim(
                 connection, self._queue.statements, owner, now(connection), lease, job_id, points
-            ),
+            )[0],
             points,
         )
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from leasestore.errors import SchemaError, UnsupportedEngine
+from leasestore.tickets import SweptJob
 from leasestore.worker.hand import Hand
-from leasestore.worker.log import Outage, shown, tell, tell_of
+from leasestore.worker.log import WHY_DEAD, Outage, shown, tell, tell_of
 from leasestore.worker.pauses import idle_ms, outage_ms
 from leasestore.worker.results import Ended
 from leasestore.worker.running import Running, Sighting
 from leasestore.worker.terms import Terms, Until, Wakeable
 
 _JOIN_S = 1.0
+# A worker that comes back after a long time may find very many.
+_MOST_TOLD = 100
 
 
 class Claims:
@@ -88,13 +92,36 @@ class Claims:
             # Before anything is claimed: do the tables have the model's columns?
             terms.repository._own_of(terms.owner)
         sighting = Sighting(terms.clock)
-        ticket = terms.repository.claim(terms.owner, sighting, terms.lease_ms)
+        repository = terms.repository
+        ticket, swept = repository._claim_and_sweep(terms.owner, sighting, terms.lease_ms)
         self._proven = True
+        self._tell_swept(swept)
         if ticket is None:
             return None
         job = Running(ticket, sighting, terms.lease_ms, terms.max_run_ms)
         tell_of(job, logging.DEBUG, "claimed", "claimed")
         return job
+
+    def _tell_swept(self, swept: list[SweptJob]) -> None:
+        self._hand.count("swept", len(swept))
+        for job in swept[:_MOST_TOLD]:
+            tell(
+                logging.WARNING,
+                "swept",
+                f"job {job['id']} is dead: {WHY_DEAD[job['reason']]}",
+                job_id=job["id"],
+                token=job["token"],
+                attempt=job["attempts"],
+                owner=self._terms.owner,
+                reason=job["reason"],
+            )
+        rest = Counter(job["reason"] for job in swept[_MOST_TOLD:])
+        if rest:
+            late, spent = rest["deadline"], rest["exhausted"]
+            causes = f"{late} of their deadline, {spent} of their attempts"
+            text = f"{late + spent} more jobs are dead: {causes}"
+            owner = self._terms.owner
+            tell(logging.WARNING, "swept", text, owner=owner, deadline=late, exhausted=spent)
 
     def _after_claim(self, job: Running | None, in_hand: int) -> Ended | None:
         if job is not None:

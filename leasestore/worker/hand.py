@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Literal
 
 from leasestore.worker.results import End, Ended, Worked
 from leasestore.worker.running import Running
@@ -43,10 +44,10 @@ class Hand:
                 self._jobs.add(job)
             return not self._stopped
 
-    def count(self, end: End) -> None:
-        """What a job came to that was never in hand."""
+    def count(self, end: End | Literal["swept"], number: int = 1) -> None:
+        """What jobs came to that were never in hand."""
         with self._changed:
-            self._ends[end] += 1
+            self._ends[end] += number
 
     def put_down(self, job: Running, end: End) -> None:
         with self._changed:

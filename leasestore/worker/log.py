@@ -12,6 +12,13 @@ from leasestore.worker.running import Running
 
 logger = logging.getLogger("leasestore.worker")
 
+WHY_DEAD = {
+    "deadline": "its deadline is over",
+    "exhausted": "its attempts are used up",
+    "permanent": "no attempt can succeed",
+}
+"""The reasons of dead jobs, in words."""
+
 _LONGEST = 500
 
 

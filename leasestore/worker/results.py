@@ -21,6 +21,7 @@ class Worked:
         left: jobs not finished, whose leases end by themselves: `send` failed without a class, or
             the finish could not be written while the lease lasted.
         released: jobs given back because a stop came before their `send` began.
+        swept: jobs that its claims found with no time or no attempts left, and that are dead now.
         running: jobs whose `send` was still at work when the run ended; their leases end by
             themselves, too. Their threads go on as long as the process does.
         ended: `empty` (`until_empty`, or `once` with nothing to claim), `once` (one job claimed and
@@ -34,5 +35,6 @@ class Worked:
     stale: int = 0
     left: int = 0
     released: int = 0
+    swept: int = 0
     running: int = 0
     ended: Ended = "stopped"

@@ -163,8 +163,8 @@ class Meddled(JobRepository):
         self.after.get(name, _nothing)(*args)
         return answer
 
-    def claim(self, *args: Any, **settings: Any) -> Any:
-        return self._meddle("claim", super().claim, *args, **settings)
+    def _claim_and_sweep(self, *args: Any) -> Any:
+        return self._meddle("claim", super()._claim_and_sweep, *args)
 
     def renew(self, *args: Any, **settings: Any) -> Any:
         return self._meddle("renew", super().renew, *args, **settings)

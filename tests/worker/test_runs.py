@@ -358,3 +358,36 @@ def test_what_it_tells_names_the_job_and_the_run(queue: Queue, told: Told) -> No
     assert {record["owner"] for record in fields} == {"w"}
     assert (fields[2]["job_id"], fields[2]["token"], fields[2]["attempt"]) == ("a", 1, 1)
     assert (fields[3]["done"], fields[3]["ended"]) == (1, "once")
+
+
+def test_a_claim_tells_which_jobs_it_found_dead(either_queue: Queue, told: Told) -> None:
+    jobs = either_queue.jobs
+    jobs.enqueue({"id": "late", "qty": 1}, 0, 100)
+    jobs.enqueue({"id": "spent", "qty": 1}, 0, 60_000, max_attempts=1)
+    jobs.enqueue({"id": "good", "qty": 1}, 0, 60_000)
+    assert jobs.claim("gone", 0, 100, job_id="spent")
+    worker = Worker(jobs, ok, clock=lambda: 1_000, owner="w")
+    assert worker.run(until_empty=True) == Worked(done=1, swept=2, ended="empty")
+    swept = {vars(r)["job_id"]: r for r in told.records if vars(r)["event"] == "swept"}
+    assert {name: record.getMessage() for name, record in swept.items()} == {
+        "late": "job late is dead: its deadline is over",
+        "spent": "job spent is dead: its attempts are used up",
+    }
+    assert {record.levelno for record in swept.values()} == {logging.WARNING}
+    keys = ("token", "attempt", "reason", "owner")
+    assert [vars(swept["late"])[key] for key in keys] == [0, 0, "deadline", "w"]
+    assert [vars(swept["spent"])[key] for key in keys] == [1, 1, "exhausted", "w"]
+
+
+def test_of_very_many_dead_jobs_the_rest_is_a_number(queue: Queue, told: Told) -> None:
+    with queue.engine.connect() as connection:
+        jobs = JobRepository(connection)
+        for number in range(103):
+            jobs.enqueue({"id": f"late-{number}", "qty": 1}, 0, 100)
+    worker = Worker(queue.jobs, ok, clock=lambda: 1_000)
+    assert worker.run(until_empty=True) == Worked(swept=103, ended="empty")
+    swept = [record for record in told.records if vars(record)["event"] == "swept"]
+    assert len(swept) == 101
+    text = "3 more jobs are dead: 3 of their deadline, 0 of their attempts"
+    assert swept[-1].getMessage() == text
+    assert (vars(swept[-1])["deadline"], vars(swept[-1])["exhausted"]) == (3, 0)
