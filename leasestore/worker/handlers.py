@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 from leasestore import validation
 from leasestore.delivery import Attempt
+from leasestore.models import JobMixin
 from leasestore.worker.delivery import Delivery
 from leasestore.worker.event_loop import EventLoop
 from leasestore.worker.running import Running
@@ -92,9 +94,19 @@ def handler_of(send: Callable[[Any], Any], name: str) -> Handler:
 
 
 def checked(send: object) -> Callable[[Any], Any]:
-    """`send`, if it can be called."""
+    """`send`, if it can be called, and with one argument."""
     validation.send(send, awaited=is_coroutine(send))
-    return typing.cast("Callable[[Any], Any]", send)
+    function = typing.cast("Callable[[Any], Any]", send)
+    signature = _signature(function)
+    try:
+        if signature is not None:
+            signature.bind(None)
+    except TypeError as error:
+        raise ValueError(
+            "send: expected a function that can be called with one argument, the job; got one that "
+            f"takes {signature}: {error}"
+        ) from None
+    return function
 
 
 def is_coroutine(send: object) -> bool:
@@ -106,24 +118,36 @@ def is_coroutine(send: object) -> bool:
 
 def wants_delivery(send: Callable[[Any], object]) -> bool:
     """Whether the first parameter is annotated with `Delivery`."""
+    signature = _signature(send)
+    parameters = list(signature.parameters.values()) if signature is not None else []
+    annotation = _resolved(parameters[0].annotation, send) if parameters else None
+    # Of `Delivery | None` each part.
+    classes = [one for one in typing.get_args(annotation) or [annotation] if isinstance(one, type)]
+    for model in classes:
+        if issubclass(model, JobMixin):
+            raise ValueError(
+                f"send: its first parameter is annotated with {model.__module__}."
+                f"{model.__qualname__}, a job model, and no worker gives that; annotate it with "
+                "leasestore.Delivery, which has the model's columns as attributes"
+            )
+    return any(issubclass(one, Delivery) for one in classes)
+
+
+def _signature(send: Callable[[Any], object]) -> inspect.Signature | None:
+    """None of a callable of C, which may have no signature, and has no annotations."""
     try:
-        parameters = list(inspect.signature(send).parameters.values())
+        return inspect.signature(send)
     except (TypeError, ValueError):
-        # A callable of C has no signature, and no annotations.
-        return False
-    annotation: Any = parameters[0].annotation if parameters else None
-    if isinstance(annotation, str):
-        annotation = _resolved(annotation, send)
-    return isinstance(annotation, type) and issubclass(annotation, Delivery)
+        return None
 
 
-def _resolved(annotation: str, send: object) -> object:
-    """What the text of an annotation means where `send` was written."""
+def _resolved(annotation: object, send: object) -> object:
+    """What an annotation, or its text, means where `send` was written."""
     shim = SimpleNamespace(__annotations__={"first": annotation})
     try:
         return typing.get_type_hints(shim, _globals_of(send))["first"]
     except Exception:  # noqa: BLE001 - whatever evaluating somebody's text may raise
-        if annotation.rpartition(".")[2] != Delivery.__name__:
+        if not re.search(rf"\b{Delivery.__name__}\b", str(annotation)):
             return None
         raise ValueError(
             f"send: cannot tell what {annotation!r}, the annotation of its first parameter, means; "

@@ -44,7 +44,7 @@ class Worker:
         worker.run(signals=True)
 
     **One job.** `send` is called outside any transaction, with a new dict of `id` and `qty`; or with
-    a `Delivery`, if its first parameter is annotated so. It returns the literal `True` once the
+    a `Delivery`, if its first parameter is annotated so (or `Delivery | None`). It returns the literal `True` once the
     effect is done: the job is finished. It raises `Retryable`, with a `delay_ms` if it likes, or
     `Permanent`. Whatever else it answers or raises has no class (`BadAck`, a bug, also `SystemExit`
     and `asyncio.CancelledError`): it is logged with its traceback, and ends this run of the job, never

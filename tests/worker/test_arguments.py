@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from sqlalchemy import create_engine
@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import AssertionPool, NullPool, QueuePool, SingletonThreadPool, StaticPool
 
-from leasestore import Delivery, JobRepository, Limits, UnsupportedEngine, Worker, open_queue
+from leasestore import Delivery, Job, JobRepository, Limits, UnsupportedEngine, Worker, open_queue
 from leasestore.aio import AsyncJobRepository
 from leasestore.worker import handlers
 from tests.worker.scene import Queue
@@ -146,6 +146,34 @@ def nothing() -> bool:
     return True
 
 
+def or_none(delivery: Delivery | None) -> bool:
+    return True
+
+
+def optional(delivery: Optional["Delivery"]) -> bool:  # noqa: UP045, UP037
+    return True
+
+
+def or_something(event: dict[str, Any] | None) -> bool:
+    return True
+
+
+def of_the_model(delivery: Job) -> bool:
+    return True
+
+
+def or_of_the_model(delivery: Job | None) -> bool:
+    return True
+
+
+def of_two(event: object, more: object) -> bool:
+    return True
+
+
+def by_name(*, event: object) -> bool:
+    return True
+
+
 def of_a_missing_name(event: Missing) -> bool:  # type: ignore[name-defined]  # noqa: F821
     return True
 
@@ -162,6 +190,8 @@ def of_a_missing_delivery(event: elsewhere.Delivery) -> bool:  # type: ignore[na
         Callable().coroutine,
         functools.partial(two, 1),
         quoted,
+        or_none,
+        optional,
         functools.wraps(quoted)(lambda *args: quoted(*args)),
     ],
 )
@@ -170,7 +200,8 @@ def test_who_asks_for_a_delivery_gets_one(send: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "send", [ok, without, nothing, of_a_missing_name, AsyncCallable(), two, print, max]
+    "send",
+    [ok, without, nothing, or_something, of_a_missing_name, AsyncCallable(), two, print, max],
 )
 def test_who_does_not_ask_gets_the_dict(send: Any) -> None:
     assert not handlers.wants_delivery(send)
@@ -179,6 +210,18 @@ def test_who_does_not_ask_gets_the_dict(send: Any) -> None:
 def test_a_delivery_that_cannot_be_found_is_not_guessed_at(queue: Queue) -> None:
     with pytest.raises(ValueError, match="not only for type checkers"):
         Worker(queue.jobs, of_a_missing_delivery)
+
+
+@pytest.mark.parametrize("send", [of_the_model, or_of_the_model])
+def test_a_model_is_not_taken_for_a_delivery(queue: Queue, send: Any) -> None:
+    with pytest.raises(ValueError, match=r"leasestore\.models\.Job, .* leasestore\.Delivery"):
+        Worker(queue.jobs, send)
+
+
+@pytest.mark.parametrize("send", [nothing, of_two, by_name])
+def test_a_send_of_other_parameters_than_one(queue: Queue, send: Any) -> None:
+    with pytest.raises(ValueError, match=r"send: expected .* with one argument, the job; got one"):
+        Worker(queue.jobs, send)
 
 
 @pytest.mark.parametrize("send", [None, 7, "send"])
