@@ -83,9 +83,9 @@ class Delivery(Mapping[str, Any]):
 
         It is `repository.within(session).finish(...)` with the ticket as it is now, and renews the
         lease no more. After the handler the worker looks at the row: finished as this says, there
-        is nothing left to do, whatever the handler answered. Otherwise the transaction was rolled
-        back, or is not committed yet: a `True` is then an error without a class, and any other
-        answer counts as it does without this call.
+        is nothing left to do, whatever the handler answered; what it raised is logged. Otherwise
+        the transaction was rolled back, or is not committed yet: a `True` is then an error without
+        a class, and any other answer counts as it does without this call.
 
         In a coroutine: `await async_session.run_sync(delivery.finish_within)`.
 

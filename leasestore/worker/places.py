@@ -119,7 +119,9 @@ class Places:
         if job.finished_within is not None:
             status = self._settling.finished_within(job, job.finished_within)
             if status is not None:
-                return _told(job, _ENDS[status], f"{status} by its handler's transaction", error)
+                # What it answered does not matter any more; what it raised may be a bug.
+                bug = None if isinstance(error, BadAck) else error
+                return _told(job, _ENDS[status], f"{status} by its handler's transaction", bug)
             if error is None and attempt.outcome == "ok":
                 error = LeaseStoreError(_NOT_COMMITTED)
         error = error or self._refused(attempt)

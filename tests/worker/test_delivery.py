@@ -170,6 +170,13 @@ def test_a_handler_finishes_in_its_own_transaction(parcels: Parcels, told: Told)
     assert told.wait_for("done").getMessage().endswith("done by its handler's transaction")
 
 
+def test_what_it_answers_then_does_not_matter(parcels: Parcels, told: Told) -> None:
+    send = finishing(parcels, then=None)
+    assert Worker(parcels.jobs, send).run(once=True) == Worked(done=1, ended="once")
+    record = told.wait_for("done")
+    assert (record.levelno, record.exc_info) == (logging.INFO, None)
+
+
 @pytest.mark.parametrize(
     ("outcome", "end", "worked"),
     [
