@@ -49,7 +49,8 @@ class BatchStatements(Statements):
         choose: Callable[..., ColumnElement[bool]],
         unpacked: Callable[[ColumnElement[str], Mapping[str, TypeEngine[Any]]], FromClause],
     ) -> None:
-        super().__init__(job, redrive, own, insert, choose)
+        super().__init__(job, redrive, own, choose)
+        self._insert = insert
         self._inserts_of_many: dict[tuple[str, ...], Insert] = {}
         columns: dict[str, TypeEngine[Any]] = {
             "position": Integer(),

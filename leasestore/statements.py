@@ -22,6 +22,7 @@ from sqlalchemy import (
     exists,
     false,
     func,
+    insert,
     literal_column,
     null,
     or_,
@@ -56,12 +57,16 @@ def _bind(name: str, column: Column[Any]) -> ColumnElement[Any]:
     return bindparam(_PREFIX + name, type_=column.type)
 
 
+def _counted(statement: Insert) -> Insert:
+    # Not every driver still knows the count when its cursor is closed.
+    return statement.execution_options(preserve_rowcount=True)
+
+
 class Statements:
     """Every statement over one job table and its redrive table.
 
-    `own` maps an application's attributes to its own columns. Of the dialect, `insert` makes an
-    INSERT that can yield to a row that exists, and `choose` a condition that holds for the rows
-    chosen, in order of seq, once and for all.
+    `own` maps an application's attributes to its own columns. `choose`, of the dialect, makes
+    a condition that holds for the rows chosen, once and for all.
     """
 
     def __init__(
@@ -69,11 +74,10 @@ class Statements:
         job: Table,
         redrive: Table,
         own: Mapping[str, Column[Any]],
-        insert: Callable[[Table], Any],
         choose: Callable[..., ColumnElement[bool]],
     ) -> None:
         self._job, self._redrive, self._own = job, redrive, own
-        self._insert, self._choose = insert, choose
+        self._choose = choose
         self._inserts: dict[tuple[str, ...], Insert] = {}
         self._finishes: dict[tuple[str, ...], Update] = {}
         column = job.c
@@ -136,14 +140,9 @@ class Statements:
     def _enqueue(self, names: tuple[str, ...]) -> Insert:
         row = self._new_row(names)
         absent = select(*row.values()).where(~exists().where(self._named))
-        insert: Insert = (
-            self._insert(self._job)
-            .from_select(list(row), absent)
-            .on_conflict_do_nothing(index_elements=[self._job.c.id])
-            # Not every driver still knows the count when its cursor is closed.
-            .execution_options(preserve_rowcount=True)
-        )
-        return insert
+        # As a suffix: SQLAlchemy 2.0 compiles the databases' own INSERTs anew at each execution.
+        yielding = absent.suffix_with("ON CONFLICT (id) DO NOTHING")
+        return _counted(insert(self._job).from_select(list(row), yielding))
 
     def _new_row(self, names: tuple[str, ...]) -> dict[Column[Any], Any]:
         column = self._job.c
@@ -332,8 +331,7 @@ class Statements:
         }
         # Locked, so that of two redrives at the same time one finds the job no longer dead.
         dead = select(*row.values()).where(self._named, self._dead).with_for_update(key_share=True)
-        insert: Insert = self._insert(self._redrive).from_select(list(row), dead)
-        return insert.execution_options(preserve_rowcount=True)
+        return _counted(insert(self._redrive).from_select(list(row), dead))
 
     @cached_property
     def revive(self) -> Update:

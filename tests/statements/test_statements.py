@@ -102,7 +102,7 @@ def test_an_enqueue_yields_and_burns_no_seq_for_the_common_duplicate(compiled: A
     sql = compiled(lambda s: s.enqueue())
     assert sql.startswith("INSERT INTO jobs (id, qty, status, ")
     assert "WHERE NOT (EXISTS (SELECT" in sql
-    assert sql.endswith("ON CONFLICT (id) DO NOTHING")
+    assert sql.rstrip().endswith("ON CONFLICT (id) DO NOTHING")
 
 
 def test_a_watcher_locks_what_it_tells_where_rows_have_locks(compiled: Any) -> None:
@@ -182,11 +182,15 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("verb", SENT)
-def test_no_verb_sends_more_than_it_needs(verb: str, engine: Engine, file: Path) -> None:
+def stage(file: Path) -> None:
     insert_row(file, id="ready")
     insert_row(file, id="held", status="leased", attempts=1, token=1, owner="me", lease_until=900)
     insert_row(file, id="dead", status="dead", attempts=3, token=3, reason="permanent")
+
+
+@pytest.mark.parametrize("verb", SENT)
+def test_no_verb_sends_more_than_it_needs(verb: str, engine: Engine, file: Path) -> None:
+    stage(file)
     call, expected = SENT[verb]
     jobs = JobRepository(engine)
     sent: list[str] = []
@@ -197,6 +201,25 @@ def test_no_verb_sends_more_than_it_needs(verb: str, engine: Engine, file: Path)
 
     assert call(jobs) is not None
     assert sent == expected
+
+
+# SQLAlchemy 2.0 compiles an INSERT with a conflict clause of its own each time; a batch can bear it.
+@pytest.mark.parametrize("verb", [verb for verb in SENT if verb != "enqueue many"])
+def test_no_statement_is_compiled_twice(verb: str, engine: Engine, file: Path) -> None:
+    compiled: dict[Any, Any] = {}
+    jobs = JobRepository(engine.execution_options(compiled_cache=compiled))
+    sent: set[str] = set()
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        sent.add(statement)
+
+    for _ in range(2):
+        file.unlink(missing_ok=True)
+        stage(make_file(file))
+        SENT[verb][0](jobs)
+        engine.dispose()
+    assert len(compiled) == len(sent)
 
 
 def test_the_applications_tracing_sees_every_statement(engine: Engine, file: Path) -> None:
