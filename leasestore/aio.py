@@ -217,5 +217,6 @@ async def run_once(
         return None
     with Attempt(ticket, jitter) as attempt:
         attempt.acknowledge(await send(attempt.event))
-    status = await repository.finish(ticket, attempt.outcome, forward, attempt.delay_ms)
+    with attempt.as_cause():
+        status = await repository.finish(ticket, attempt.outcome, forward, attempt.delay_ms)
     return attempt.delivered(status)

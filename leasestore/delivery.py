@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, Self
 
@@ -52,8 +53,8 @@ def run_once(
 
     Raises:
         ValueError: a bad argument, with nothing changed; or the clock's second value is invalid
-            or below its first, or a `Retryable` asks for a longer delay than `Limits` allows, with
-            the claim made: its lease ends by itself.
+            or below its first, or a `Retryable` asks for a longer delay than `Limits` allows (and
+            is its cause), with the claim made: its lease ends by itself.
         BadAck: `send` returned something else. Like every other error of `send`, it leaves the
             claim as it is, and the lease ends by itself.
         StoreBusy: the write lock was not free in time for the claim, or for the finish; in the
@@ -68,7 +69,9 @@ def run_once(
         return None
     with Attempt(ticket, jitter) as attempt:
         attempt.acknowledge(send(attempt.event))
-    return attempt.delivered(repository.finish(ticket, attempt.outcome, forward, attempt.delay_ms))
+    with attempt.as_cause():
+        status = repository.finish(ticket, attempt.outcome, forward, attempt.delay_ms)
+    return attempt.delivered(status)
 
 
 class Attempt:
@@ -120,6 +123,15 @@ class Attempt:
         attempt = min(self._ticket["attempt"], _LAST_DOUBLING)
         usual = retry_delay(attempt, _BASE_MS, _CAP_MS, self._jitter)
         self.outcome, self.delay_ms = "retry", usual if delay_ms is None else delay_ms
+
+    @contextmanager
+    def as_cause(self) -> Iterator[None]:
+        """While it lasts, what is refused, a delay say, comes from what `send` raised, which is
+        told nowhere else."""
+        try:
+            yield
+        except ValueError as refused:
+            raise refused from self.error
 
     def delivered(self, status: Status | Literal[False]) -> Delivered:
         """What `run_once` answers, once the finish has answered."""

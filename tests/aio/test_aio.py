@@ -284,6 +284,11 @@ def test_run_once_lets_other_answers_and_errors_through(url: URL) -> None:
     async def broken(event: Event) -> object:
         raise KeyError("made up")
 
+    why = Retryable("busy", delay_ms=60_001)
+
+    async def too_long(event: Event) -> object:
+        raise why
+
     async def main() -> None:
         async with opened(url) as engine:
             jobs = deliveries(engine)
@@ -296,6 +301,9 @@ def test_run_once_lets_other_answers_and_errors_through(url: URL) -> None:
             with pytest.raises(ValueError, match="jitter"):
                 await run_once(jobs, "me", lambda: 30, no, 2)
             assert jobs_in(url)[0]["token"] == 2
+            with pytest.raises(ValueError, match="delay_ms") as refused:
+                await run_once(jobs, "me", lambda: 30, too_long, 1)
+            assert refused.value.__cause__ is why
 
     asyncio.run(main())
 

@@ -247,9 +247,10 @@ def test_a_retryable_failure_that_says_when_waits_so_long(store: Store, delay_ms
 def test_a_delay_beyond_the_limits_reaches_the_caller(one_store: Store) -> None:
     store = one_store
     enqueued(store)
-    sent = Sent(Retryable(delay_ms=60_001))
-    with pytest.raises(ValueError, match=r"delay_ms: .*Limits\(delay_ms=...\)"):
-        run_once(store.repository, "me", Ticks(100, 150), sent, 0)
+    why = Retryable("busy", delay_ms=60_001)
+    with pytest.raises(ValueError, match=r"delay_ms: .*Limits\(delay_ms=...\)") as refused:
+        run_once(store.repository, "me", Ticks(100, 150), Sent(why), 0)
+    assert refused.value.__cause__ is why
     assert store.row("a")["status"] == "leased"
 
 
