@@ -45,7 +45,8 @@ class Retryable(LeaseStoreError):
         raise Retryable("the carrier asks for patience", delay_ms=5000)
 
     Attribute: `delay_ms`, how long to wait before the next attempt, from 0 to 60000 (or what
-    `Limits` allows, which the finish checks); None for the usual delay, doubled at each attempt.
+    `Limits` allows; the finish refuses more, and a `Worker` cuts it to that); None for the usual
+    delay, doubled at each attempt.
     """
 
     # For subclasses that do not call this constructor.

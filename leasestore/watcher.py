@@ -172,8 +172,9 @@ class Watcher:
             return retry_delay(doublings, _OUTAGE_BASE_MS, _OUTAGE_CAP_MS, shortened)
         if self._failures:
             _log.warning(
-                "can look for stuck jobs again, after %d failures in a row",
+                "can look for stuck jobs again, after %d failure%s in a row",
                 self._failures,
+                "" if self._failures == 1 else "s",
                 extra={"event": "outage-over", "failures": self._failures},
             )
             self._failures = 0

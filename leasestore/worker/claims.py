@@ -10,7 +10,7 @@ from collections.abc import Callable
 from leasestore.errors import SchemaError, UnsupportedEngine
 from leasestore.tickets import SweptJob
 from leasestore.worker.hand import Hand
-from leasestore.worker.log import WHY_DEAD, Outage, shown, tell, tell_of
+from leasestore.worker.log import WHY_DEAD, Outage, kind_of, shown, tell, tell_of
 from leasestore.worker.pauses import idle_ms, outage_ms
 from leasestore.worker.results import Ended
 from leasestore.worker.running import Running, Sighting
@@ -147,7 +147,8 @@ class Claims:
         except Exception as error:  # noqa: BLE001 - without it, there is still the poll
             if not self._deaf:
                 text = f"the wakeup fails, and the worker only polls: {shown(error)}"
-                tell(logging.WARNING, "wakeup-failed", text, owner=self._terms.owner)
+                kind, owner = kind_of(error), self._terms.owner
+                tell(logging.WARNING, "wakeup-failed", text, owner=owner, error_type=kind)
             self._deaf = True
             self._stopping.wait(pause_ms / 1000)
         else:

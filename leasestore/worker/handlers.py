@@ -109,6 +109,14 @@ def checked(send: object) -> Callable[[Any], Any]:
     return function
 
 
+def name_of(send: object) -> str:
+    """Where it is found, as `module:name`."""
+    while isinstance(send, functools.partial):
+        send = send.func
+    named: Any = send if hasattr(send, "__qualname__") else type(send)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
 def is_coroutine(send: object) -> bool:
     # An object that is called is a coroutine function by its `__call__`.
     function: object = send

@@ -152,8 +152,8 @@ class Heartbeat:
             if ticket is not None:
                 job.ticket = ticket
                 job.lost.until_ms = sighting.end_of(ticket)
-                capped = sighting.is_capped(ticket, self._lease_ms)
-                job.due_ms = NEVER if capped else sighting.at_ms + self._lease_ms / 3
+                job.until_deadline = sighting.is_capped(ticket, self._lease_ms)
+                job.due_ms = NEVER if job.until_deadline else sighting.at_ms + self._lease_ms / 3
             elif job.renewable:
                 # Not of one that is about to be finished, or was: its row tells which.
                 job.renewable = False
@@ -180,7 +180,7 @@ class Heartbeat:
         while (told := self._to_tell()) is not None:
             for job in told:
                 if job.lost.is_set():
-                    text = "its lease is lost; what its run comes to will not be written"
+                    text = f"{job.what_is_over()}; what its run comes to will not be written"
                     tell_of(job, logging.WARNING, "lost", text)
                 else:
                     text = "it runs for longer than max_run_ms, and is renewed no more"

@@ -6,16 +6,17 @@ import logging
 import threading
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import cast
 
 from leasestore import validation
 from leasestore.delivery import Attempt
 from leasestore.errors import BadAck, LeaseStoreError
-from leasestore.tickets import Status
+from leasestore.tickets import Outcome, Status
 from leasestore.worker.delivery import Delivery
 from leasestore.worker.hand import Hand
 from leasestore.worker.handlers import Handler
 from leasestore.worker.heartbeat import Heartbeat
-from leasestore.worker.log import shown, tell_of
+from leasestore.worker.log import WHY_DEAD, kind_of, shown, tell_of
 from leasestore.worker.results import End
 from leasestore.worker.running import Running
 from leasestore.worker.settling import GivenUp, Settling
@@ -121,39 +122,80 @@ class Places:
             if status is not None:
                 # What it answered does not matter any more; what it raised may be a bug.
                 bug = None if isinstance(error, BadAck) else error
-                return _told(job, _ENDS[status], f"{status} by its handler's transaction", bug)
+                text = f"{status} by its handler's transaction"
+                return self._told_end(job, status, job.finished_within, text, bug)
             if error is None and attempt.outcome == "ok":
                 error = LeaseStoreError(_NOT_COMMITTED)
+        cut = self._cut(attempt)
         error = error or self._refused(attempt)
         if error is not None:
             if job.lost.is_set():
                 # To answer something else than True is then how a handler gives up.
                 bug = None if isinstance(error, BadAck) else error
-                tell_of(job, logging.WARNING, "stale", "not done, and its lease is lost", bug)
+                text = f"not done, and {job.what_is_over()}"
+                tell_of(job, logging.WARNING, "stale", text, bug)
                 return "stale"
             if self._terms.unclassified == "leave":
                 return _told(job, "left", "it failed, and its lease ends by itself", error)
             attempt.retry()
-        return self._finished(job, attempt, error)
+        return self._finished(job, attempt, error, cut)
+
+    def _cut(self, attempt: Attempt) -> str:
+        """Cut a delay that is longer than allowed; what to say about that."""
+        most, asked = (
+            self._terms.repository._queue.limits.delay_ms,
+            cast("object", attempt.delay_ms),
+        )
+        if not isinstance(asked, int) or asked <= most:
+            return ""
+        attempt.delay_ms = most
+        return f" (asked for more than {most}, the longest: wider with Limits(delay_ms=...))"
 
     def _refused(self, attempt: Attempt) -> ValueError | None:
-        """A delay that the finish would refuse is an error of the handler's."""
+        """What is no delay at all is an error of the handler's."""
         try:
             validation.delay_ms(attempt.delay_ms, self._terms.repository._queue.limits)
         except ValueError as error:
+            error.__cause__ = attempt.error
             return error
         return None
 
-    def _finished(self, job: Running, attempt: Attempt, error: BaseException | None) -> End:
+    def _finished(
+        self, job: Running, attempt: Attempt, error: BaseException | None, cut: str
+    ) -> End:
         status = self._settling.finish(job, attempt.outcome, attempt.delay_ms)
+        raised = {} if attempt.error is None else {"error_type": kind_of(attempt.error)}
         why = "" if attempt.error is None else f": {shown(attempt.error)}"
         if status == "stale":
-            return _told(job, "stale", f"too late, another run may have it{why}", error)
-        again = f" in {attempt.delay_ms} ms" if status == "pending" else ""
-        return _told(job, _ENDS[status], f"{status}{again}{why}", error)
+            others = "" if job.until_deadline else ", and another run may have it"
+            text = f"too late, {job.what_is_over()}{others}{why}"
+            return _told(job, "stale", text, error, **raised)
+        if status == "pending":
+            text = f"pending in {attempt.delay_ms} ms{cut}{why}"
+            return _told(job, "retried", text, error, delay_ms=attempt.delay_ms, **raised)
+        return self._told_end(job, status, attempt.outcome, status, error, why, **raised)
+
+    def _told_end(
+        self,
+        job: Running,
+        status: Status,
+        outcome: Outcome,
+        text: str,
+        error: BaseException | None,
+        why: str = "",
+        **more: object,
+    ) -> End:
+        """Of a dead job with the reason."""
+        if status != "dead":
+            return _told(job, _ENDS[status], f"{text}{why}", error, **more)
+        reason = "permanent" if outcome == "permanent" else self._settling.reason_of(job)
+        cause = f", {WHY_DEAD[reason]}" if reason in WHY_DEAD else ""
+        return _told(job, "dead", f"{text}{cause}{why}", error, reason=reason, **more)
 
 
-def _told(job: Running, end: End, text: str, error: BaseException | None = None) -> End:
+def _told(
+    job: Running, end: End, text: str, error: BaseException | None = None, **more: object
+) -> End:
     level = _LEVELS.get(end, logging.WARNING) if error is None else logging.ERROR
-    tell_of(job, level, end, text, error)
+    tell_of(job, level, end, text, error, **more)
     return end

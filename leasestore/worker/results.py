@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 Ended = Literal["empty", "once", "stopped", "late", "forced"]
@@ -38,3 +38,9 @@ class Worked:
     swept: int = 0
     running: int = 0
     ended: Ended = "stopped"
+
+
+def in_words(worked: Worked) -> str:
+    """What was done, for people."""
+    counts = [f"{number} {what}" for what, number in asdict(worked).items() if what != "ended"]
+    return ", ".join(told for told in counts if not told.startswith("0 ")) or "no jobs"

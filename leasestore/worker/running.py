@@ -93,7 +93,8 @@ class Lost:
 class Running:
     """A claimed job on its way to the finish.
 
-    The heartbeat changes `ticket`, `due_ms`, `renewable` and `renewing`, under its lock.
+    The heartbeat changes `ticket`, `due_ms`, `until_deadline`, `renewable` and `renewing`, under
+    its lock.
 
     Attributes:
         ticket: the one that the row asks for, as far as is known here.
@@ -103,6 +104,8 @@ class Running:
         last_ms: from when on it is renewed no more.
         renewable: whether it is renewed at all.
         renewing: whether a renewal is on its way.
+        until_deadline: whether the lease ends with the job's deadline, and nobody else will have
+            the job after it.
         begun: whether `send` has begun.
         finished_within: the outcome that the handler finished the job with, in its own transaction,
             and the status that this made.
@@ -114,8 +117,8 @@ class Running:
         self.ticket = ticket
         self.claimed_ms = sighting.now_ms
         self.lost = Lost(sighting.end_of(ticket))
-        capped = sighting.is_capped(ticket, lease_ms)
-        self.due_ms: float = NEVER if capped else sighting.at_ms + lease_ms / 3
+        self.until_deadline = sighting.is_capped(ticket, lease_ms)
+        self.due_ms: float = NEVER if self.until_deadline else sighting.at_ms + lease_ms / 3
         self.last_ms: float = NEVER if max_run_ms is None else monotonic_ms() + max_run_ms
         self.renewable, self.renewing = True, False
         self._told_long, self._told_lost = False, False
@@ -123,6 +126,15 @@ class Running:
         self._lock = threading.Lock()
         self.begun, self._cancelled = False, False
         self._interrupt: Callable[[], object] | None = None
+
+    def abandon(self) -> None:
+        """The lease may last a while, but nothing is done about it any more."""
+        self.until_deadline = False
+        self.lost.set()
+
+    def what_is_over(self) -> str:
+        """Of a lost job, in words."""
+        return "its deadline is over" if self.until_deadline else "its lease is lost"
 
     def may_begin(self) -> bool:
         """Whether `send` may begin, which from now on it has; not after `cancel`."""

@@ -6,11 +6,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal, TypeVar
 
 from leasestore.clock import monotonic_ms
 from leasestore.tickets import Outcome, Status
-from leasestore.worker.log import shown, tell_of
+from leasestore.worker.log import counted, kind_of, shown, tell_of
 from leasestore.worker.pauses import outage_ms
 from leasestore.worker.running import Running, in_hand_still, was_left_by
 from leasestore.worker.terms import Terms
@@ -49,6 +50,14 @@ class Settling:
         """The status that the handler's own transaction left, if it was committed."""
         return self.persist(job, "look it up", lambda: self._left_by(job, *said))
 
+    def reason_of(self, job: Running) -> str | None:
+        """What its row gives as the reason; None if it does not tell any more, or not now."""
+        with suppress(Exception):
+            row = self._repository.get(job.ticket["id"])
+            if row is not None and row["token"] == job.ticket["token"]:
+                return row["reason"]
+        return None
+
     def release(self, job: Running) -> bool:
         return self.persist(job, "release it", lambda: self._release(job))
 
@@ -66,14 +75,15 @@ class Settling:
                 failures += 1
                 if failures == 1:
                     text = f"cannot {what}, and goes on trying while its lease lasts"
-                    tell_of(job, logging.WARNING, "unsettled", f"{text}: {shown(error)}")
+                    text, kind = f"{text}: {shown(error)}", kind_of(error)
+                    tell_of(job, logging.WARNING, "unsettled", text, error_type=kind)
                 self._pause(job, failures)
                 if job.lost.is_set() or self._over.is_set():
                     tell_of(job, logging.ERROR, "given-up", f"could not {what} in time")
                     raise GivenUp from error
             else:
                 if failures:
-                    text = f"could {what} after {failures} failures"
+                    text = f"could {what} after {counted(failures, 'failure')}"
                     tell_of(job, logging.WARNING, "settled", text)
                 return answer
 

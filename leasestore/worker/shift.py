@@ -73,7 +73,7 @@ class Shift:
         self.stop()
         left, worked = self._hand.sum_up(ended)
         for job in left:
-            job.lost.set()
+            job.abandon()
             text = "the worker ends before it has; its lease ends by itself"
             tell_of(job, logging.WARNING, "abandoned", text)
         self._places.close(wait=not left)

@@ -19,7 +19,7 @@ from leasestore.worker import arguments, handlers
 from leasestore.worker.log import tell
 from leasestore.worker.names import owner_of_this_run
 from leasestore.worker.pauses import Jitter, drawn_from
-from leasestore.worker.results import Ended, Worked
+from leasestore.worker.results import Ended, Worked, in_words
 from leasestore.worker.shift import Shift
 from leasestore.worker.signals import stopping
 from leasestore.worker.terms import Hosted, Terms, Unclassified, Until, Wakeable
@@ -198,7 +198,7 @@ class Worker:
                 claims_ended=lambda how: mail.put(_ClaimsEnded(how)),
                 emptied=lambda: mail.put(_EMPTIED),
             )
-            tell(logging.INFO, "started", f"worker {terms.owner} starts", owner=terms.owner)
+            _tell_start(terms)
             if not mail.empty():
                 # A stop from before this run: nothing is to be claimed at all.
                 shift.stop()
@@ -210,7 +210,7 @@ class Worker:
                 # What is still to be said about this run is not for the next one.
                 self._mail = SimpleQueue()
                 worked = shift.close(ended)
-                text = f"worker {terms.owner} ends: {worked}"
+                text = f"worker {terms.owner} ends ({worked.ended}): {in_words(worked)}"
                 tell(logging.INFO, "ended", text, owner=terms.owner, **asdict(worked))
             return worked
 
@@ -236,6 +236,23 @@ class Worker:
                 text = f"worker {self._terms.owner} stops"
                 tell(logging.INFO, "stopping", text, owner=self._terms.owner)
         return ended if grace_ends_ms is None else "stopped"
+
+
+def _tell_start(terms: Terms) -> None:
+    # A query may hold secrets of which SQLAlchemy does not know.
+    url = terms.repository._bind.engine.url.set(query={}).render_as_string()
+    function, many = handlers.name_of(terms.send), terms.concurrency
+    tell(
+        logging.INFO,
+        "started",
+        f"worker {terms.owner} starts: {function} for the jobs in {url}, {many} at a time, with "
+        f"leases of {terms.lease_ms} ms",
+        owner=terms.owner,
+        function=function,
+        database=url,
+        concurrency=many,
+        lease_ms=terms.lease_ms,
+    )
 
 
 def _watch(watcher: Hosted, owner: str) -> Callable[[], None]:

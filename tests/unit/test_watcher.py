@@ -95,6 +95,9 @@ def test_an_outage_is_told_when_it_begins_and_when_it_is_over(
     )
     assert (began.levelno, began.exc_info) == (logging.WARNING, None)
     assert over.getMessage() == "can look for stuck jobs again, after 3 failures in a row"
+    assert (
+        caplog.records[-1].getMessage() == "can look for stuck jobs again, after 1 failure in a row"
+    )
 
 
 def test_in_a_long_outage_it_tries_once_a_minute_and_does_not_spin(queue: JobRepository) -> None:

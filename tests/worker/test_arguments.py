@@ -212,6 +212,14 @@ def test_a_delivery_that_cannot_be_found_is_not_guessed_at(queue: Queue) -> None
         Worker(queue.jobs, of_a_missing_delivery)
 
 
+@pytest.mark.parametrize(
+    ("send", "name"),
+    [(Callable(), "Callable"), (Callable().method, "Callable.method"), (quoted, "quoted")],
+)
+def test_a_handler_has_a_name(send: Any, name: str) -> None:
+    assert handlers.name_of(send) == f"{__name__}:{name}"
+
+
 @pytest.mark.parametrize("send", [of_the_model, or_of_the_model])
 def test_a_model_is_not_taken_for_a_delivery(queue: Queue, send: Any) -> None:
     with pytest.raises(ValueError, match=r"leasestore\.models\.Job, .* leasestore\.Delivery"):

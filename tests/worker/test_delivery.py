@@ -191,6 +191,7 @@ def test_what_it_wrote_counts_whatever_it_answers(
     send = finishing(parcel_file, outcome, then, delay_ms=7_000)
     assert Worker(parcel_file.jobs, send).run(once=True) == worked
     assert parcel_file.end("a") == end
+    assert vars(told.records[-2]).get("reason") == ("permanent" if end[0] == "dead" else None)
     has_traceback = bool(told.records[-2].exc_info)
     assert has_traceback is isinstance(then, RuntimeError)
 

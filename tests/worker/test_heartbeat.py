@@ -185,6 +185,8 @@ def test_a_lease_that_cannot_be_renewed_in_time_is_lost_by_our_own_clock(
     assert "finish" not in meddled.called
     assert queue.row("a")["status"] == "leased"
     assert told.events("lost", "stale") == ["lost", "stale"]
+    assert "its lease is lost; what" in told.wait_for("lost").getMessage()
+    assert told.wait_for("stale").getMessage().endswith("is lost, and another run may have it")
 
 
 def test_what_somebody_else_has_buried_was_not_finished_by_a_late_retry(
@@ -345,3 +347,24 @@ def test_the_connection_goes_back_to_the_pool_when_there_is_nothing_to_renew(
     with at_work(worker) as going:
         assert returned.wait(LONGEST_WAIT_S)
         assert going.stopped().done == 1
+
+
+@pytest.mark.parametrize("renewals", [0, 1])
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_job_whose_deadline_is_over_is_told_as_that(
+    queue: Queue, told: Told, renewals: int, gives_up: bool
+) -> None:
+    ttl_ms, lease_ms = 9 * SHORT_MS, 8 * SHORT_MS if renewals else 60_000
+    queue.jobs.enqueue({"id": "a", "qty": 1}, system_clock, ttl_ms)
+
+    def send(delivery: Delivery) -> bool:
+        assert delivery.lost.wait(LONGEST_WAIT_S)
+        return not gives_up
+
+    worker = Worker(queue.jobs, send, lease_ms=lease_ms)
+    assert worker.run(once=True) == Worked(stale=1, ended="once")
+    assert told.events("renewed") == ["renewed"] * renewals
+    text = told.wait_for("lost").getMessage()
+    assert text.endswith(": its deadline is over; what its run comes to will not be written")
+    over = "not done, and its deadline is over" if gives_up else "too late, its deadline is over"
+    assert told.wait_for("stale").getMessage().endswith(f": {over}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from leasestore import Permanent, Retryable, Worked, Worker
-from tests.worker.scene import Queue, Told, at_work
+from leasestore import JobRepository, Limits, Permanent, Retryable, Worked, Worker
+from tests.worker.scene import Meddled, Queue, Told, at_work
 
 
 class Muddled(BaseException):
@@ -150,13 +150,88 @@ def test_a_retry_waits_as_long_as_the_error_says(queue: Queue) -> None:
     assert queue.row("b")["available_at"] == 1_050
 
 
-def test_a_delay_beyond_the_limits_is_an_error_without_a_class(queue: Queue, told: Told) -> None:
+def test_a_delay_beyond_the_limits_is_cut_and_told_with_its_reason(
+    queue: Queue, told: Told
+) -> None:
+    queue.jobs.enqueue({"id": "a", "qty": 1}, 1_000, 60_000)
+    jobs = JobRepository(queue.engine, limits=Limits(ttl_ms=100_000))
+    jobs.enqueue({"id": "b", "qty": 1}, 1_000, 100_000)
+    worker = Worker(jobs, answering(Retryable("later", delay_ms=10**5000)), clock=lambda: 1_000)
+    assert worker.run(until_empty=True) == Worked(retried=1, dead=1, ended="empty")
+    assert queue.row("b")["available_at"] == 61_000
+    record = told.wait_for("retried")
+    assert record.getMessage().endswith(
+        ": pending in 60000 ms (asked for more than 60000, the longest: wider with "
+        "Limits(delay_ms=...)): Retryable: later"
+    )
+    assert (record.levelno, vars(record)["delay_ms"]) == (logging.WARNING, 60_000)
+    assert (
+        told.wait_for("dead")
+        .getMessage()
+        .endswith(": dead, its deadline is over: Retryable: later")
+    )
+
+
+@pytest.mark.parametrize("delay", ["soon", -1, True])
+def test_what_is_no_delay_is_an_error_that_tells_the_reason(
+    queue: Queue, told: Told, delay: Any
+) -> None:
+    class Odd(Retryable):
+        delay_ms = delay
+
+        def __init__(self) -> None:
+            Exception.__init__(self, "busy")
+
     queue.enqueue("a")
-    worker = Worker(queue.jobs, answering(Retryable("later", delay_ms=60_001)))
-    assert worker.run(once=True) == Worked(left=1, ended="once")
+    assert Worker(queue.jobs, answering(odd := Odd())).run(once=True).left == 1
     error = told.wait_for("left").exc_info
     assert error
-    assert "Limits(delay_ms=...)" in str(error[1])
+    assert isinstance(error[1], ValueError)
+    assert error[1].__cause__ is odd
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "text"),
+    [
+        (Permanent("no such"), "permanent", "dead: Permanent: no such"),
+        (Retryable("busy"), "exhausted", "dead, its attempts are used up: Retryable: busy"),
+        (Retryable("busy", delay_ms=60_000), "exhausted", "dead, its attempts are used up: "),
+    ],
+)
+def test_a_dead_job_is_told_with_why(
+    queue: Queue, told: Told, answer: Any, reason: str, text: str
+) -> None:
+    queue.enqueue("a", max_attempts=1)
+    Worker(queue.jobs, answering(answer)).run(once=True)
+    record = told.wait_for("dead")
+    assert f": {text}" in record.getMessage()
+    assert vars(record)["reason"] == queue.row("a")["reason"] == reason
+    assert vars(record)["error_type"] == type(answer).__name__
+
+
+def test_a_reason_that_cannot_be_read_any_more_is_left_out(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.enqueue("a", max_attempts=1)
+
+    def gone(*_: object) -> None:
+        with queue.engine.begin() as connection:
+            connection.exec_driver_sql("DELETE FROM jobs")
+
+    meddled.after["finish"] = gone
+    Worker(meddled, answering(Retryable("busy"))).run(once=True)
+    record = told.wait_for("dead")
+    assert record.getMessage().endswith(": dead: Retryable: busy")
+    assert vars(record)["reason"] is None
+
+
+def test_the_kind_of_an_error_is_told(queue: Queue, told: Told) -> None:
+    queue.enqueue("a", "b")
+    Worker(queue.jobs, answering(KeyError("bug"))).run(once=True)
+    assert vars(told.wait_for("left"))["error_type"] == "KeyError"
+    Worker(queue.jobs, answering(Retryable(delay_ms=7))).run(once=True)
+    told_fields = vars(told.wait_for("retried"))
+    assert (told_fields["error_type"], told_fields["delay_ms"]) == ("Retryable", 7)
 
 
 def test_a_failing_job_holds_nobody_back(queue: Queue) -> None:

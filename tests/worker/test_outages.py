@@ -70,6 +70,16 @@ def test_a_database_that_is_away_at_the_start_is_waited_for(
     meddled.before["claim"] = Away(times=4)
     assert Worker(meddled, ok, poll_ms=5).run(until_empty=True).done == 1
     assert told.events("outage", "outage-over") == ["outage", "outage-over"]
+    assert told.wait_for("outage-over").getMessage() == "can claim again, after 4 failures in a row"
+    assert vars(told.wait_for("outage"))["error_type"] == "Exception"
+
+
+def test_one_failure_is_one(meddled: Meddled, queue: Queue, told: Told) -> None:
+    queue.enqueue("a")
+    meddled.before["claim"], meddled.before["finish"] = Away(times=1), Away(times=1)
+    assert Worker(meddled, ok, poll_ms=5).run(until_empty=True).done == 1
+    assert told.wait_for("outage-over").getMessage() == "can claim again, after 1 failure in a row"
+    assert told.wait_for("settled").getMessage().endswith(": could finish it after 1 failure")
 
 
 def test_tables_that_vanish_later_are_waited_for(queue: Queue, told: Told) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -391,3 +392,30 @@ def test_of_very_many_dead_jobs_the_rest_is_a_number(queue: Queue, told: Told) -
     text = "3 more jobs are dead: 3 of their deadline, 0 of their attempts"
     assert swept[-1].getMessage() == text
     assert (vars(swept[-1])["deadline"], vars(swept[-1])["exhausted"]) == (3, 0)
+
+
+def test_the_first_and_the_last_line_are_for_people(queue: Queue, told: Told) -> None:
+    queue.enqueue("a", "b")
+    worker = Worker(queue.jobs, ok, owner="w", concurrency=2, lease_ms=9_000)
+    worker.run(until_empty=True)
+    worker.run(until_empty=True)
+    url = queue.engine.url.render_as_string()
+    started, ended = told.records[0], told.records[-1]
+    assert started.getMessage() == (
+        f"worker w starts: {__name__}:ok for the jobs in {url}, 2 at a time, with leases of 9000 ms"
+    )
+    told_fields = {"function": f"{__name__}:ok", "database": url, "concurrency": 2}
+    assert vars(started).items() >= {**told_fields, "lease_ms": 9_000}.items()
+    assert ended.getMessage() == "worker w ends (empty): no jobs"
+    assert "worker w ends (empty): 2 done" in told.texts()
+
+
+def test_the_first_line_gives_no_secrets_away(told: Told) -> None:
+    url = "postgresql+psycopg://shop:SECRET@localhost:1/shop?sslpassword=SECRET"
+    worker = Worker(JobRepository(create_engine(url)), functools.partial(functools.partial(ok)))
+    with at_work(worker) as going:
+        text = told.wait_for("started").getMessage()
+        going.stopped()
+    assert "://shop:***@localhost:1/shop, 1 at a time" in text
+    assert f"{__name__}:ok" in text
+    assert "SECRET" not in text
