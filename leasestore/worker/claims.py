@@ -53,11 +53,19 @@ class Claims:
 
     def stop(self) -> None:
         """Claim no more. A claim that is under way is released when it comes back."""
+        again = self._stopping.is_set()
         self._stopping.set()
-        self._wakeup.wake()
+        try:
+            self._wakeup.wake()
+        except Exception as error:  # noqa: BLE001 - its wait has an end of its own
+            if not again:
+                text = f"the wakeup does not wake, and the worker sits its wait out: {shown(error)}"
+                tell(logging.WARNING, "wakeup-failed", text, owner=self._terms.owner)
 
     def close(self) -> None:
-        self._thread.join(_JOIN_S)
+        # It may not have been started.
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         try:

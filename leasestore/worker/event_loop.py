@@ -34,8 +34,10 @@ class EventLoop:
     def close(self) -> None:
         """Cancel what is still running, and end the loop; one that is blocked is left to itself."""
         self._closing = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_JOIN_S)
+        # It may not have been started.
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         with asyncio.Runner() as runner:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import Enum
 
 from leasestore.clock import Clock, monotonic_ms
@@ -94,12 +94,12 @@ class Heartbeat:
 
     def _start(self, target: Callable[[], object], name: str) -> None:
         thread = threading.Thread(target=target, name=f"{self._owner} {name}", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _start_renewer(self) -> None:
-        self._free += 1
         self._start(self._renew_on_and_on, "renewer")
+        self._free += 1
 
     # The renewers
 
@@ -207,7 +207,9 @@ class Heartbeat:
         neglected_ms = min((job.due_ms for job in self._waiting()), default=NEVER) + patience_ms
         if neglected_ms > now:
             return neglected_ms
-        self._start_renewer()
+        # While the process can have no more threads, the guard itself has to go on.
+        with suppress(RuntimeError):
+            self._start_renewer()
         return now + patience_ms
 
     def _wait(self, ms: float) -> None:

@@ -55,7 +55,9 @@ class Places:
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads if wait else ():
-            thread.join(_JOIN_S)
+            # One that could not be started cannot be joined.
+            if thread.is_alive():
+                thread.join(_JOIN_S)
 
     def work(self, job: Running) -> None:
         """Have a free place work this one."""

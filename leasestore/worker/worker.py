@@ -199,12 +199,12 @@ class Worker:
                 emptied=lambda: mail.put(_EMPTIED),
             )
             _tell_start(terms)
-            if not mail.empty():
-                # A stop from before this run: nothing is to be claimed at all.
-                shift.stop()
-            shift.open()
             ended: Ended = "forced"
             try:
+                if not mail.empty():
+                    # A stop from before this run: nothing is to be claimed at all.
+                    shift.stop()
+                shift.open()
                 ended = self._wait(mail, shift)
             finally:
                 # What is still to be said about this run is not for the next one.

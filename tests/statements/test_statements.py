@@ -203,7 +203,7 @@ def test_no_verb_sends_more_than_it_needs(verb: str, engine: Engine, file: Path)
     assert sent == expected
 
 
-# SQLAlchemy 2.0 compiles an INSERT with a conflict clause of its own each time; a batch can bear it.
+# SQLAlchemy 2.0 compiles an INSERT with a conflict clause of its own anew; a batch can bear it.
 @pytest.mark.parametrize("verb", [verb for verb in SENT if verb != "enqueue many"])
 def test_no_statement_is_compiled_twice(verb: str, engine: Engine, file: Path) -> None:
     compiled: dict[Any, Any] = {}

@@ -167,6 +167,43 @@ def test_a_stuck_renewal_does_not_cost_the_other_jobs_their_leases(
     assert queue.end("other") == ("done", None, 1)
 
 
+def test_a_helper_that_cannot_be_had_does_not_end_the_guard(
+    meddled: Meddled, queue: Queue, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is out of threads for a while, and the only renewer is stuck."""
+    queue.enqueue("stuck", max_attempts=1)
+    queue.enqueue("other")
+    stuck, start, tried = Gate(), threading.Thread.start, list[str]()
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name.endswith("renewer"):
+            tried.append(thread.name)
+            if len(tried) == 2:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def renewing(ticket: Any, *_: Any) -> None:
+        if ticket["id"] == "stuck":
+            stuck.stand()
+
+    def send(delivery: Delivery) -> bool:
+        if delivery.id == "stuck":
+            return not delivery.lost.wait(LONGEST_WAIT_S)
+        told.wait_for("renewed", 2)
+        return not delivery.lost.is_set()
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    meddled.before["renew"] = renewing
+    worker = Worker(meddled, send, lease_ms=10 * SHORT_MS, concurrency=2)
+    with at_work(worker) as going:
+        told.wait_for("done")
+        told.wait_for("lost")
+        told.wait_for("stale")
+        stuck.open()
+        assert going.stopped() == Worked(done=1, stale=1, ended="stopped")
+    assert len(tried) == 3
+
+
 def test_a_lease_that_cannot_be_renewed_in_time_is_lost_by_our_own_clock(
     meddled: Meddled, queue: Queue, told: Told
 ) -> None:

@@ -351,6 +351,37 @@ def test_no_thread_is_left_and_no_connection(queue: Queue) -> None:
     assert pool.checkedout() == 0
 
 
+@pytest.mark.parametrize("face", ["plain", "coroutine"])
+@pytest.mark.parametrize(
+    "name", ["event loop", "guard", "renewer", "place 1", "place 3", "claims", "watcher"]
+)
+def test_nor_where_a_thread_cannot_be_had(
+    queue: Queue, told: Told, monkeypatch: pytest.MonkeyPatch, face: str, name: str
+) -> None:
+    async def send(_: Any) -> bool:
+        return True
+
+    if (name, face) == ("event loop", "plain"):
+        pytest.skip("it has none")
+    before, start = set(threading.enumerate()), threading.Thread.start
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name.endswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    queue.enqueue("a")
+    handler = ok if face == "plain" else send
+    worker = Worker(queue.jobs, handler, concurrency=3, watcher=Watcher(queue.jobs))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        worker.run()
+    assert set(threading.enumerate()) == before
+    assert queue.row("a")["attempts"] == 0
+    monkeypatch.undo()
+    assert worker.run(once=True).done == 1
+
+
 def test_what_it_tells_names_the_job_and_the_run(queue: Queue, told: Told) -> None:
     queue.enqueue("a")
     Worker(queue.jobs, ok, owner="w").run(once=True)

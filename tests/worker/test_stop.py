@@ -263,6 +263,31 @@ def test_a_stop_ends_the_pause_of_an_idle_worker(queue: Queue, told: Told) -> No
         assert going.stopped() == Worked(ended="stopped")
 
 
+def test_a_wakeup_that_does_not_wake_is_sat_out(queue: Queue, told: Told) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            self.waits = Gate()
+
+        def wait(self, timeout_ms: int) -> bool:
+            self.waits.stand()
+            return False
+
+        def wake(self) -> None:
+            raise OSError("the wire is cut")
+
+        def close(self) -> None:
+            raise AssertionError("it is the caller's")
+
+    wakeup = Broken()
+    with at_work(Worker(queue.jobs, ok, wakeup=wakeup)) as going:
+        wakeup.waits.came()
+        going.worker.stop()
+        told.wait_for("wakeup-failed")
+        wakeup.waits.open()
+        assert going.ended() == Worked(ended="stopped")
+    assert told.events("wakeup-failed", "stopping") == ["wakeup-failed", "stopping"]
+
+
 def test_a_stop_ends_the_pause_of_one_without_a_database(meddled: Meddled, told: Told) -> None:
     meddled.before["claim"] = Away()
     with at_work(Worker(meddled, ok, poll_ms=3_600_000)) as going:
