@@ -125,7 +125,7 @@ class Places:
                 # What it answered does not matter any more; what it raised may be a bug.
                 bug = None if isinstance(error, BadAck) else error
                 text = f"{status} by its handler's transaction"
-                return self._told_end(job, status, job.finished_within, text, bug)
+                return self._told_end(job, status, job.finished_within[0], text, bug)
             if error is None and attempt.outcome == "ok":
                 error = LeaseStoreError(_NOT_COMMITTED)
         cut = self._cut(attempt)

@@ -111,10 +111,8 @@ class Settling:
         self, job: Running, outcome: Outcome, within: Status | None = None
     ) -> Status | None:
         row = self._repository.get(job.ticket["id"])
-        if row is None:
-            return None
-        if row["token"] != job.ticket["token"]:
-            # While the lease lasts, it is claimed again only after the handler's own commit.
+        if row is None or row["token"] != job.ticket["token"]:
+            # While the lease lasts, it is claimed again, or purged, only after that commit.
             return None if job.lost.is_set() else within
         ours = was_left_by(row, outcome) and not job.was_swept(row)
         return row["status"] if ours else None

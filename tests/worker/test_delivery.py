@@ -228,6 +228,18 @@ def test_it_counts_if_the_job_was_claimed_again_meanwhile(
     assert sum(record.levelno == logging.ERROR for record in told.records) == errors
 
 
+def test_it_counts_if_the_job_was_purged_meanwhile(parcel_file: Parcels) -> None:
+    finish = finishing(parcel_file)
+
+    def send(delivery: Delivery) -> Any:
+        finish(delivery)
+        with Session(parcel_file.engine) as session, session.begin():
+            session.delete(session.scalars(select(Parcel).where(Parcel.id == "a")).one())
+        return True
+
+    assert Worker(parcel_file.jobs, send).run(once=True) == Worked(done=1, ended="once")
+
+
 def test_it_does_not_count_if_it_was_lost_by_then(parcel_file: Parcels) -> None:
     """Whether it was committed, nobody can tell any more."""
     vars(parcel_file.jobs)["before"]["renew"] = Away()

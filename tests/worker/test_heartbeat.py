@@ -200,7 +200,8 @@ def test_a_helper_that_cannot_be_had_does_not_end_the_guard(
         told.wait_for("lost")
         told.wait_for("stale")
         stuck.open()
-        assert going.stopped() == Worked(done=1, stale=1, ended="stopped")
+        worked = going.stopped()
+        assert (worked.done, worked.stale, worked.ended) == (1, 1, "stopped")
     assert len(tried) == 3
 
 
