@@ -315,8 +315,11 @@ def _remedy(names: list[str]) -> str:
     defaults = {name.partition(".")[0] for name in names} & Job.metadata.tables.keys()
     if not defaults:
         return "make them by a migration of your own (`alembic revision --autogenerate`)"
-    if all("." in name for name in names):
-        return "is it a table of somebody else's? leasestore.schema.upgrade(engine) tells"
+    if any("." in name for name in names):
+        return (
+            "is it a table of somebody else's? declare models of your own on JobMixin and "
+            "RedriveMixin, under other table names"
+        )
     return "leasestore.schema.upgrade(engine), or `leasestore upgrade --db URL`, makes them"
 
 

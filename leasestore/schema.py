@@ -179,6 +179,17 @@ def check(
         raise operations.schema_error(missing)
 
 
+def refuse_strangers(bind: Engine | Connection) -> None:
+    """See that no table of a default table's name is something else, for which `upgrade` would
+    fail; it changes nothing, and absent tables are no matter.
+
+    Raises:
+        SchemaError: says what such a table has, and what was expected.
+    """
+    with _reading(bind) as connection:
+        _refuse_strangers(connection)
+
+
 def position(bind: Engine | Connection) -> Position:
     """Where the default tables stand: `absent`; `unversioned`, made by something else; `behind`
     or `current`, against this version of leasestore; `ahead`, made by a newer one, which works

@@ -14,6 +14,7 @@ def main() -> None:
         name = str(error.name).partition(".")[0]
         if name not in ("click", "rich"):
             raise
-        sys.stderr.write(f"{name} is missing: pip install 'leasestore[cli]'\n")
+        remedy = "pip install 'leasestore[cli]', or in a checkout pip install '.[cli]'"
+        sys.stderr.write(f"{name} is missing: {remedy}\n")
         sys.exit(2)
     leasestore(prog_name="leasestore")

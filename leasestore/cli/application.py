@@ -19,6 +19,8 @@ import click
 from leasestore import JobRepository
 from leasestore.cli.secrets import masked
 
+# From 0 to 1: below this a guess is rather a riddle.
+_CLOSE = 0.7
 _OURS = str(Path(__file__).parent)
 _IMPORTING = "<frozen importlib", str(Path(import_module.__code__.co_filename).parent)
 
@@ -29,9 +31,14 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # generic only in new re
     name = "MODULE:ATTRIBUTE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        module, _, attribute = value.partition(":")
+        module, colon, attribute = value.partition(":")
         if module.endswith(".py") or not all(map(str.isidentifier, module.split("."))):
             self.fail(f"expected MODULE:ATTRIBUTE, as in shop.jobs:send, got {value!r}", param, ctx)
+        if not colon:
+            package, dot, name = module.rpartition(".")
+            meant = f"{package}:{name}" if dot else f"{module}:send"
+            told = f"expected MODULE:ATTRIBUTE; there is no colon: did you mean {meant}?"
+            self.fail(told, param, ctx)
         if not all(map(str.isidentifier, attribute.split("."))):
             self.fail(f"expected a name after the colon, as in {module}:send", param, ctx)
         return str(value)
@@ -65,7 +72,8 @@ def _found(name: str) -> Any:
     try:
         return reduce(getattr, attribute.split("."), module)
     except AttributeError:
-        close = difflib.get_close_matches(attribute, vars(module), n=1)
+        theirs = [name for name, what in vars(module).items() if not isinstance(what, ModuleType)]
+        close = difflib.get_close_matches(attribute, theirs, n=1, cutoff=_CLOSE)
         hint = f"; did you mean {module_name}:{close[0]}?" if close else ""
         raise click.UsageError(f"module {module_name} has no {attribute}{hint}") from None
 

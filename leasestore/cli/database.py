@@ -18,6 +18,7 @@ from leasestore.cli.secrets import masked
 
 # Where it is not SQLAlchemy's own choice: the driver that comes with the extra.
 _SYNCHRONOUS = {"postgresql": "postgresql+psycopg"}
+_BACKENDS = ("sqlite", "postgresql")
 _HAS_PASSWORD = re.compile(r":[^/\\]*@")
 
 
@@ -28,7 +29,10 @@ class DatabaseUrl(click.ParamType):  # type: ignore[type-arg]  # generic only in
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> URL:
         try:
-            return _url(value)
+            url = _url(value)
+            if _is_in_memory(url):
+                raise ArgumentError("one in memory is gone when the command ends")
+            return url
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             self.fail(f"expected a database URL or the path of a SQLite file: {error}", param, ctx)
         except ValueError:
@@ -49,10 +53,15 @@ def _url(value: str) -> URL:
     url = make_url(value)
     if "@" in (url.host or ""):
         raise ValueError
+    # Before a driver is looked for, which may not be there.
+    backend = url.get_backend_name()
+    if backend == "postgres":
+        raise ArgumentError("write postgresql:// for postgres://, a name that SQLAlchemy lacks")
+    if backend not in _BACKENDS:
+        raise ArgumentError(f"leasestore works on SQLite and PostgreSQL, not on {backend}")
     if not url.get_dialect().is_async:
         return url
     # The commands are synchronous; an application's URL may name an asynchronous driver.
-    backend = url.get_backend_name()
     return url.set(drivername=_SYNCHRONOUS.get(backend, backend))
 
 
@@ -67,18 +76,23 @@ database = click.option(
 )
 
 
-def refuse_missing_file(url: URL) -> None:
+def _is_in_memory(url: URL) -> bool:
+    name = url.database or ":memory:"
+    in_memory = ":memory:" in name or url.query.get("mode") == "memory"
+    return url.get_backend_name() == "sqlite" and in_memory
+
+
+def refuse_missing_file(url: URL, *, default_tables: bool = True) -> None:
     """SQLite would make an empty file of a path, and whoever only works with a database makes
-    none."""
-    path = url.database or ""
-    if url.get_backend_name() != "sqlite" or path in ("", ":memory:"):
+    none. Of `default_tables` it is told how to make them."""
+    if url.get_backend_name() != "sqlite" or _is_in_memory(url):
         return
+    path = url.database or ""
     if path.startswith("file:"):
-        if url.query.get("mode") == "memory":
-            return
         path = unquote(urlsplit(path).path)
     if not Path(path).is_file():
-        raise click.ClickException(f"there is no file {path}")
+        remedy = f"; `leasestore upgrade --db {path}` makes it" if default_tables else ""
+        raise click.ClickException(f"there is no file {path}{remedy}")
 
 
 @contextmanager

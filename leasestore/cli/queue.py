@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 from sqlalchemy import URL
 
-from leasestore import JobRepository, system_clock
+from leasestore import JobRepository, SchemaError, system_clock
 from leasestore.cli import application
 from leasestore.cli.database import (
     DatabaseUrl,
@@ -60,13 +60,13 @@ def repository_of(
         engine = repository._bind.engine
         try:
             with told_in_one_line(engine.url):
-                yield _proven(repository)
+                yield _proven(repository, default_tables=False)
         finally:
             # The process ends; what its server sees is a goodbye.
             engine.dispose()
     elif url is not None:
         with engine_of(url, pool_size=connections) as engine:
-            yield _proven(JobRepository(engine))
+            yield _proven(JobRepository(engine), default_tables=True)
     else:
         raise click.UsageError("give --db URL, or --queue MODULE:ATTRIBUTE")
 
@@ -75,9 +75,15 @@ def _given_as(parameter: str) -> ParameterSource | None:
     return click.get_current_context().get_parameter_source(parameter)
 
 
-def _proven(repository: JobRepository) -> JobRepository:
+def _proven(repository: JobRepository, *, default_tables: bool) -> JobRepository:
     """Asked for one row, which takes no lock: a database that is away, or without the tables, is
     an error at the start and not an outage."""
-    refuse_missing_file(repository._bind.engine.url)
-    repository.stuck(system_clock, 1)
+    refuse_missing_file(repository._bind.engine.url, default_tables=default_tables)
+    try:
+        repository.stuck(system_clock, 1)
+    except SchemaError as error:
+        if not (default_tables and error.missing):
+            raise
+        also = "for models of your own give --queue MODULE:ATTRIBUTE"
+        raise click.ClickException(f"{error}; {also}") from error
     return repository

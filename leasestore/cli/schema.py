@@ -39,9 +39,11 @@ def check(context: click.Context, url: URL) -> None:
     refuse_missing_file(url)
     with engine_of(url) as engine:
         position = schema.position(engine)
-        click.echo(f"{url.render_as_string()}: {_TOLD[position]}")
-        if position not in ("absent", "behind"):
+        if position == "absent":
+            schema.refuse_strangers(engine)
+        elif position != "behind":
             schema.check(engine)
+        click.echo(f"{url.render_as_string()}: {_TOLD[position]}")
     if position in ("absent", "behind"):
         context.exit(1)
 

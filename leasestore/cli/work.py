@@ -22,7 +22,13 @@ from leasestore.cli.signals import Interrupted, interruptible
 
 # For the worker itself, beside those of the handlers.
 _CONNECTIONS = 3
+_log = logging.getLogger(__name__)
 _STATUS = {"late": 3, "forced": 4}
+
+
+_UNTIL_EMPTY = (
+    "End when there is nothing to claim; a job that waits for its next attempt is not waited for."
+)
 
 
 def _ms(option: str, default: int | None, help: str) -> Callable[..., Any]:
@@ -49,7 +55,7 @@ def _ms(option: str, default: int | None, help: str) -> Callable[..., Any]:
     "to its lease, or retry it after a delay.",
 )
 @click.option("--once", is_flag=True, help="Claim one job, work it, and end.")
-@click.option("--until-empty", is_flag=True, help="End when there is nothing to claim.")
+@click.option("--until-empty", is_flag=True, help=_UNTIL_EMPTY)
 @click.option("--watch", is_flag=True, help="Look for stuck jobs too, as leasestore watch does.")
 @click.option("--listen", is_flag=True, help="Wake up when PostgreSQL says that there is work.")
 @click.option("--database-clock", "by_database", is_flag=True, help="Time by the database's clock.")
@@ -72,7 +78,7 @@ def work(
     The first SIGTERM or SIGINT claims no more and waits for the jobs in hand; the second does
     not wait.
 
-    Exit status: 0 when it was stopped, or there is nothing more to do; 1 if it failed; 2 for bad
+    Exit status: 0 when it was stopped, or there is nothing more to claim; 1 if it failed; 2 for bad
     use; 3 when --grace-ms was over, and 4 at a second signal, with jobs still running, whose
     leases end by themselves.
     """
@@ -107,6 +113,10 @@ def _worker(
     clock = database_clock(repository._bind.engine) if by_database else system_clock
     watcher = Watcher(repository, clock) if watch else None
     with Wakeup(repository, listen=listen) as wakeup:
+        if listen and wakeup._ear is None:
+            database = repository._bind.dialect
+            text = "--listen: %s through %s tells nobody who waits; this worker only polls"
+            _log.warning(text, database.name, database.driver, extra={"event": "only-polls"})
         yield Worker(repository, send, clock=clock, wakeup=wakeup, watcher=watcher, **settings)
 
 

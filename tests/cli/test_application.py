@@ -77,6 +77,12 @@ def test_a_function_that_is_not_there(write: Written) -> None:
     assert refusal("shop:send.more").exit_code == 2
 
 
+def test_no_guess_is_better_than_a_poor_one(write: Written) -> None:
+    write("import os\nimport job\ndef oss(event): ...")
+    write("", "job.py")
+    assert refusal("shop:jobs").message == "module shop has no jobs"
+
+
 def test_what_is_no_function(write: Written) -> None:
     write("send = 'x'")
     refused = refusal("shop:send")
@@ -137,7 +143,8 @@ def test_what_is_no_repository(write: Written) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("shop", "expected a name after the colon, as in shop:send"),
+        ("shop", "there is no colon: did you mean shop:send?"),
+        ("shop.jobs.send", "there is no colon: did you mean shop.jobs:send?"),
         ("shop:", "expected a name after the colon"),
         ("shop:a..b", "expected a name after the colon"),
         ("shop.py:send", "expected MODULE:ATTRIBUTE, as in shop.jobs:send, got 'shop.py:send'"),

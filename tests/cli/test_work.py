@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,10 @@ def stop(event):
     return True
 
 jobs = JobRepository(create_engine("sqlite:///queue.db"), limits=Limits(lease_ms=90_000))
+def pair(event, more):
+    return True
+
+empty = JobRepository(create_engine("sqlite:///empty.db"))
 missing = JobRepository(create_engine("sqlite:///missing.db"))
 away = JobRepository(create_engine("postgresql+psycopg://shop:SECRET@localhost:1/shop"))
 """
@@ -115,6 +121,15 @@ def test_a_repository_of_the_applications(run: Run, file: Path) -> None:
     )
     assert ran.exit_code == 0, ran.output
     assert states(file) == [("done", None)] * 3
+
+
+def test_who_listens_where_nobody_tells_learns_that_it_only_polls(run: Run, file: Path) -> None:
+    ran = run("work", "shop:send", "--db", file, "--once", "--listen", "--json")
+    assert ran.exit_code == 0
+    only, started, *_ = told(ran.stdout)
+    assert (only["event"], only["level"], started["event"]) == ("only-polls", "warning", "started")
+    assert only["message"].startswith("--listen: sqlite through pysqlite tells nobody who waits")
+    assert "only-polls" not in run("work", "shop:send", "--db", file, "--once", "--json").stdout
 
 
 def test_a_queue_that_is_named_goes_before_the_environments(
@@ -256,16 +271,22 @@ def test_a_second_signal_ends_it_at_once(
 # What is wrong is told in a line
 
 
+MAKES = "`leasestore upgrade --db {}`"
+OR_QUEUE = "for models of your own give --queue MODULE:ATTRIBUTE"
 BAD: dict[str, tuple[str, int, str]] = {
     "no queue": ("work shop:send", 2, "give --db URL, or --queue MODULE:ATTRIBUTE"),
     "two queues": ("work shop:send --db queue.db --queue shop:jobs", 2, "give one of them"),
     "two ends": ("work shop:send --db queue.db --once --until-empty", 2, "give one of them"),
-    "no file": ("work shop:send --db missing.db", 1, "there is no file missing.db"),
-    "no file of theirs": ("work shop:send --queue shop:missing", 1, "there is no file missing.db"),
-    "nor to watch": ("watch --db missing.db --once", 1, "there is no file missing.db"),
-    "no tables": ("work shop:send --db empty.db", 1, "leasestore upgrade --db URL"),
-    "no tables to watch": ("watch --db empty.db", 1, "leasestore upgrade --db URL"),
-    "in memory": ("work shop:send --db sqlite://", 1, "jobs"),
+    "no file": ("work shop:send --db missing.db", 1, f"missing.db; {MAKES.format('missing.db')}"),
+    "no file of theirs": ("work shop:send --queue shop:missing", 1, "is no file missing.db\n"),
+    "nor to watch": ("watch --db missing.db --once", 1, MAKES.format("missing.db")),
+    "no tables": ("work shop:send --db empty.db", 1, f"`, makes them; {OR_QUEUE}"),
+    "no tables to watch": ("watch --db empty.db", 1, f"`, makes them; {OR_QUEUE}"),
+    "no tables of theirs": ("work shop:send --queue shop:empty", 1, "`, makes them\n"),
+    "not our tables": ("work shop:send --db other.db", 1, f"under other table names; {OR_QUEUE}"),
+    "no database": ("work shop:send --db noise.db", 1, "give the path of a queue file\n"),
+    "in memory": ("work shop:send --db sqlite://", 2, "one in memory is gone when the command"),
+    "parameters": ("work shop:pair --db queue.db", 2, "can be called with one argument"),
     "bound": ("work shop:send --db queue.db --lease-ms 60001", 2, "lease_ms: expected int from 1"),
     "owner": ("work shop:send --db queue.db --owner a/b", 2, "owner: expected str of 1 to 64"),
     "places": ("work shop:send --db queue.db --concurrency 0", 2, "concurrency: expected int"),
@@ -274,7 +295,8 @@ BAD: dict[str, tuple[str, int, str]] = {
     "host": ("work shop:send --db postgresql+psycopg://u:SECRET@localhost:1/d", 1, "u:***@"),
     "their host": ("work shop:send --queue shop:away", 1, "shop:***@localhost:1/shop: connection"),
     "watched host": ("watch --db postgresql+psycopg://u:SECRET@localhost:1/d", 1, "u:***@"),
-    "driver": ("watch --db mysql://u:SECRET@h/d", 1, "MySQLdb"),
+    "mysql": ("watch --db mysql://u:SECRET@h/d", 2, "on SQLite and PostgreSQL, not on mysql"),
+    "postgres": ("watch --db postgres://u:SECRET@h/d", 2, "write postgresql:// for postgres://"),
 }
 
 
@@ -282,6 +304,9 @@ BAD: dict[str, tuple[str, int, str]] = {
 def test_what_is_wrong_is_told_and_nothing_is_made(case: str, run: Run, file: Path) -> None:
     line, status, expected = BAD[case]
     Path("empty.db").touch()
+    Path("noise.db").write_bytes(b"noise" * 1000)
+    with closing(sqlite3.connect("other.db")) as other:
+        other.execute("CREATE TABLE jobs (title)")
     ran = run(*line.split())
     assert ran.exit_code == status, ran.output
     assert expected in ran.stderr

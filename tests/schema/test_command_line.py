@@ -105,7 +105,8 @@ def test_a_question_about_a_file_that_is_not_there_makes_none(run: Run, file: Pa
 def test_nor_does_one_whose_url_is_sqlites_own(run: Run, file: Path, query: str) -> None:
     address = f"sqlite:///file:{file}?uri=true{query}"
     done = run("check", "--db", address)
-    assert (done.exit_code, done.output) == (1, f"Error: there is no file {file}\n")
+    remedy = f"`leasestore upgrade --db {file}` makes it"
+    assert (done.exit_code, done.output) == (1, f"Error: there is no file {file}; {remedy}\n")
     assert not file.exists()
     assert run("upgrade", "--db", address).exit_code == 0
     assert run("check", "--db", address).exit_code == 0
@@ -116,24 +117,47 @@ def test_a_file_is_known_by_its_uri(tmp_path: Path) -> None:
     file = tmp_path / "the queue.db"
     url = URL.create("sqlite", database=file.as_uri(), query={"uri": "true"})
     with pytest.raises(ClickException) as refused:
-        refuse_missing_file(url)
+        refuse_missing_file(url, default_tables=False)
     assert refused.value.message == f"there is no file {file}"
     file.touch()
     refuse_missing_file(url)
 
 
-def test_a_database_in_memory_has_no_file(run: Run) -> None:
-    for address in ("sqlite://", "sqlite:///file:any?mode=memory&uri=true", ":memory:"):
-        done = run("check", "--db", address)
-        assert (done.exit_code, "there is no file" in done.output) == (1, False)
+IN_MEMORY = ["", "sqlite://", "sqlite:///file:any?mode=memory&uri=true", ":memory:"]
+
+
+@pytest.mark.parametrize("address", [*IN_MEMORY, "sqlite:///file::memory:?uri=true"])
+@pytest.mark.parametrize("command", ["upgrade", "check", "stamp"])
+def test_nothing_is_done_with_a_database_in_memory(run: Run, command: str, address: str) -> None:
+    done = run(command, "--db", address)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "one in memory is gone when the command ends" in done.stderr
+
+
+def test_a_database_in_memory_has_no_file() -> None:
+    refuse_missing_file(URL.create("sqlite"))
 
 
 def test_a_table_that_is_something_else_is_refused(run: Run, file: Path) -> None:
     with closing(sqlite3.connect(file)) as plain:
         plain.execute("CREATE TABLE jobs (title)")
-    done = run("upgrade", "--db", file)
-    assert done.exit_code == 1
-    assert "is something else" in done.output
+    for command in ("upgrade", "check"):
+        done = run(command, "--db", file)
+        assert done.exit_code == 1
+        assert done.output.startswith("Error: a table of leasestore's name is something else")
+
+
+def test_tables_that_went_behind_the_positions_back_are_not_up_to_date(
+    run: Run, file: Path
+) -> None:
+    run("upgrade", "--db", file)
+    with closing(sqlite3.connect(file)) as plain:
+        plain.executescript("DROP TABLE jobs; DROP TABLE redrives")
+    done = run("check", "--db", file)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: the database lacks jobs, redrives; ")
+    assert "up to date" in run("upgrade", "--db", file).output
+    assert run("check", "--db", file).exit_code == 0
 
 
 BAD: dict[str, tuple[list[str], int, str]] = {
@@ -151,7 +175,12 @@ BAD: dict[str, tuple[list[str], int, str]] = {
         1,
         "postgresql+psycopg://u:***@localhost:1/d: connection failed",
     ),
-    "driver": (["upgrade", "--db", "mysql://u:SECRET@h/d"], 1, "MySQLdb"),
+    "mysql": (
+        ["upgrade", "--db", "mysql://u:SECRET@h/d"],
+        2,
+        "SQLite and PostgreSQL, not on mysql",
+    ),
+    "postgres": (["check", "--db", "postgres://u:SECRET@h/d"], 2, "write postgresql://"),
 }
 
 

@@ -189,7 +189,8 @@ def test_without_the_extra_one_line_says_what_to_install(
         cli.main()
     said = capsys.readouterr()
     assert end.value.code == 2
-    assert (said.out, said.err) == ("", f"{name} is missing: pip install 'leasestore[cli]'\n")
+    remedy = "pip install 'leasestore[cli]', or in a checkout pip install '.[cli]'"
+    assert (said.out, said.err) == ("", f"{name} is missing: {remedy}\n")
 
 
 def test_another_missing_module_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
