@@ -44,12 +44,19 @@ def test_the_database_may_come_from_the_environment(run: Run, file: Path) -> Non
     assert file.exists()
 
 
-def test_check_of_what_is_absent_or_behind_exits_with_1(run: Run, file: Path) -> None:
+def test_check_of_what_is_absent_exits_with_1(run: Run, file: Path) -> None:
     with closing(sqlite3.connect(file)) as plain:
         plain.execute("CREATE TABLE mine (id INTEGER)")
     done = run("check", "--db", file)
     assert done.exit_code == 1
     assert "not all tables are there" in done.output
+
+
+def test_check_of_what_is_behind_exits_with_1(run: Run, file: Path) -> None:
+    run("upgrade", "--db", file, "--to", "ls0001")
+    done = run("check", "--db", file)
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert "older than this leasestore" in done.stdout
 
 
 def test_check_of_tables_that_lost_a_column_names_it(run: Run, file: Path) -> None:

@@ -232,6 +232,10 @@ def test_a_send_of_other_parameters_than_one(queue: Queue, send: Any) -> None:
         Worker(queue.jobs, send)
 
 
+def test_a_send_whose_parameters_cannot_be_known_will_do(queue: Queue) -> None:
+    Worker(queue.jobs, max)
+
+
 @pytest.mark.parametrize("send", [None, 7, "send"])
 def test_a_send_that_cannot_be_called(queue: Queue, send: Any) -> None:
     with pytest.raises(ValueError, match=r"^send: expected a callable"):
