@@ -60,6 +60,8 @@ class AtWork:
     def ended(self) -> Worked:
         """What `run` returned."""
         came = self._ended.get(timeout=LONGEST_WAIT_S)
+        # Its thread is about to end; found alive, it would be told to stop, and so the next run.
+        self._thread.join(LONGEST_WAIT_S)
         if isinstance(came, BaseException):
             raise came
         return came
