@@ -28,6 +28,8 @@ _NOT_COMMITTED = (
     "send answered True after finish_within, but by the row its transaction was rolled back, or is "
     "not committed yet: commit before send returns"
 )
+# Of a retry, whose deadline need not be over yet.
+_WHY_DEAD = {**WHY_DEAD, "deadline": "its deadline comes before its next attempt"}
 _LEVELS: dict[End, int] = {"done": logging.INFO, "released": logging.INFO}
 
 
@@ -175,7 +177,7 @@ class Places:
         if status == "pending":
             text = f"pending in {attempt.delay_ms} ms{cut}{why}"
             return _told(job, "retried", text, error, delay_ms=attempt.delay_ms, **raised)
-        return self._told_end(job, status, attempt.outcome, status, error, why, **raised)
+        return self._told_end(job, status, attempt.outcome, status, error, cut + why, **raised)
 
     def _told_end(
         self,
@@ -191,7 +193,7 @@ class Places:
         if status != "dead":
             return _told(job, _ENDS[status], f"{text}{why}", error, **more)
         reason = "permanent" if outcome == "permanent" else self._settling.reason_of(job)
-        cause = f", {WHY_DEAD[reason]}" if reason in WHY_DEAD else ""
+        cause = f", {_WHY_DEAD[reason]}" if reason in _WHY_DEAD else ""
         return _told(job, "dead", f"{text}{cause}{why}", error, reason=reason, **more)
 
 

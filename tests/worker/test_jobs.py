@@ -168,7 +168,10 @@ def test_a_delay_beyond_the_limits_is_cut_and_told_with_its_reason(
     assert (
         told.wait_for("dead")
         .getMessage()
-        .endswith(": dead, its deadline is over: Retryable: later")
+        .endswith(
+            ": dead, its deadline comes before its next attempt (asked for more than 60000, the "
+            "longest: wider with Limits(delay_ms=...)): Retryable: later"
+        )
     )
 
 
