@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -58,6 +59,24 @@ def test_a_handler_that_takes_five_leases_runs_once(
         assert going.ended() == Worked(done=2, ended="empty")
     assert sorted(sent) == ["a", "b"]
     assert [either_queue.end(job_id) for job_id in "ab"] == [("done", None, 1)] * 2
+
+
+def test_a_handler_that_holds_the_interpreter_for_a_while_keeps_its_job(
+    queue: Queue, told: Told
+) -> None:
+    lease_ms = 20 * SHORT_MS
+    queue.enqueue("a")
+
+    def send(delivery: Delivery) -> bool:
+        # A C function that keeps every other thread of the process from running: it is not waited
+        # for anything here.
+        ctypes.PyDLL(None).usleep(600 * lease_ms)
+        outlast(told, 1)
+        return not delivery.lost.is_set()
+
+    worker = Worker(queue.jobs, send, lease_ms=lease_ms)
+    assert worker.run(once=True) == Worked(done=1, ended="once")
+    assert queue.end("a") == ("done", None, 1)
 
 
 def test_no_renewal_comes_after_the_finish_has_begun(meddled: Meddled, queue: Queue) -> None:
