@@ -30,7 +30,7 @@ autovacuum = off            # holds locks on our tables at times of its own
 max_connections = 300
 """
 
-_OLDEST_SERVED = (12,)  # AS MATERIALIZED
+_OLDEST_SERVED = (12,)  # what the README promises
 
 
 class Server:
