@@ -41,8 +41,11 @@ def connected(bind: Engine | Connection, dialect: Dialect) -> Iterator[Connectio
         yield bind
         return
     _leave_the_parents(bind)
-    with _busy_named(dialect):
+    try:
         connection = bind.connect()
+    except DBAPIError as error:
+        _name_busy(error, dialect)
+        raise
     with connection:
         yield connection
 
@@ -74,11 +77,17 @@ def _leave_the_parents(engine: Engine) -> None:
 
 @contextmanager
 def write_transaction(
-    connection: Connection, dialect: Dialect, patience_ms: int | None = None
+    connection: Connection,
+    dialect: Dialect,
+    patience_ms: int | None = None,
+    *,
+    single: bool = False,
 ) -> Iterator[None]:
     """One immediate transaction: the write lock first, then the block, then COMMIT.
 
-    With `patience_ms`, where rows have locks, no statement waits for one longer than that.
+    With `patience_ms`, where rows have locks, no statement waits for one longer than that. With
+    `single`, the block changes something by one statement only, and nothing of leasestore's can
+    fail after it: where that makes no difference to anybody, the statement is the transaction.
 
     Whatever goes wrong, the transaction is rolled back, the error goes on unchanged, and a
     connection that cannot be shown to be outside a transaction is thrown away.
@@ -90,29 +99,35 @@ def write_transaction(
     """
     _refuse_begun(connection)
     dialect.refuse_shared(connection)
-    with dialect.own_transactions(connection):
-        try:
-            with _busy_named(dialect):
-                transaction = connection.begin()
-                dialect.take_write_lock(connection)
-                if patience_ms is not None:
-                    dialect.wait_at_most(connection, patience_ms)
-                yield
-                dialect.check_still_begun(connection)
-                transaction.commit()
-            if dialect.in_transaction(connection):
-                raise UnsupportedEngine(
-                    "the driver's commit() left the transaction open: leasestore cannot work with "
-                    "this driver setting. What was written has been rolled back"
-                )
-        except BaseException:
-            _abandon(connection, dialect)
-            raise
+    dialect.make_own(connection, single=single and patience_ms is None)
+    try:
+        transaction = connection.begin()
+        dialect.take_write_lock(connection)
+        if patience_ms is not None:
+            dialect.wait_at_most(connection, patience_ms)
+        yield
+        dialect.check_still_begun(connection)
+        transaction.commit()
+        if dialect.in_transaction(connection):
+            raise UnsupportedEngine(
+                "the driver's commit() left the transaction open: leasestore cannot work with "
+                "this driver setting. What was written has been rolled back"
+            )
+    except BaseException as error:
+        _abandon(connection, dialect)
+        _name_busy(error, dialect)
+        raise
+    finally:
+        dialect.restore(connection)
 
 
 @contextmanager
-def read_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]:
+def read_transaction(
+    connection: Connection, dialect: Dialect, *, single: bool = False
+) -> Iterator[None]:
     """A transaction that takes no write lock and is rolled back in the end.
+
+    With `single`, no two statements of the block have to see the same.
 
     Raises:
         ValueError: the connection has a transaction open.
@@ -121,12 +136,16 @@ def read_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]
     """
     _refuse_begun(connection)
     dialect.refuse_shared(connection)
-    with dialect.own_transactions(connection), _busy_named(dialect):
-        try:
-            connection.begin()
-            yield
-        finally:
-            _abandon(connection, dialect)
+    dialect.make_own(connection, single=single)
+    try:
+        connection.begin()
+        yield
+    except DBAPIError as error:
+        _name_busy(error, dialect)
+        raise
+    finally:
+        _abandon(connection, dialect)
+        dialect.restore(connection)
 
 
 @contextmanager
@@ -256,8 +275,12 @@ def _busy_named(dialect: Dialect, message: str = _CALL_AGAIN) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if not dialect.is_busy(error):
-            raise
+        _name_busy(error, dialect, message)
+        raise
+
+
+def _name_busy(error: BaseException, dialect: Dialect, message: str = _CALL_AGAIN) -> None:
+    if isinstance(error, DBAPIError) and dialect.is_busy(error):
         raise StoreBusy(message) from error
 
 

@@ -22,15 +22,7 @@ from leasestore.tickets import Event, JobState, Outcome, Recovered, Status, Tick
 from leasestore.validation import Fault, Limits, Moment
 
 _T = TypeVar("_T")
-
-
-def _callers_errors_unpacked(do: Callable[[], _T]) -> _T:
-    try:
-        return do()
-    except CallersError as carried:
-        error = carried.error
-    # Raised out here, so that it goes on with nothing added to it.
-    raise error
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +70,15 @@ class Verbs(ABC):
 
     @abstractmethod
     def _do_write(
-        self, work: Callable[[Connection], _T], points: Fault | None, own: Mapping[str, Any]
+        self,
+        work: Callable[[Connection], _T],
+        points: Fault | None,
+        own: Mapping[str, Any],
+        *,
+        single: bool,
     ) -> _T:
         """Do this work, which may set these columns of the application's own, in a transaction
-        that holds the write lock."""
+        that holds the write lock. `single`: it is one statement, and nothing can fail after it."""
 
     @abstractmethod
     def _do_read(self, work: Callable[[Connection], _T]) -> _T:
@@ -91,23 +88,39 @@ class Verbs(ABC):
         self,
         work: Callable[[Connection], _T],
         points: Fault | None = None,
-        own: Mapping[str, Any] = MappingProxyType({}),
+        own: Mapping[str, Any] = _NOTHING,
         *,
-        frees: Callable[[_T], bool] = lambda _: False,
+        frees: Callable[[_T], bool] | None = None,
+        single: bool = False,
     ) -> _T:
-        """`frees` says of an answer whether there is now a job that can be claimed."""
+        """`frees` says of an answer whether there is now a job that can be claimed. `single`: the
+        work changes something by one statement only."""
+        if frees is not None and self._queue.notify:
+            work, single = self._announced(work, frees), False
+        try:
+            return self._do_write(work, points, own, single=single and points is None)
+        except CallersError as carried:
+            error = carried.error
+        # Raised out here, so that it goes on with nothing added to it.
+        raise error
 
+    def _announced(
+        self, work: Callable[[Connection], _T], frees: Callable[[_T], bool]
+    ) -> Callable[[Connection], _T]:
         def announced(connection: Connection) -> _T:
             answer = work(connection)
             if frees(answer):
                 self._queue.dialect.notify(connection, self._queue.tables[0])
             return answer
 
-        todo = announced if self._queue.notify else work
-        return _callers_errors_unpacked(lambda: self._do_write(todo, points, own))
+        return announced
 
     def _read(self, work: Callable[[Connection], _T]) -> _T:
-        return _callers_errors_unpacked(lambda: self._do_read(work))
+        try:
+            return self._do_read(work)
+        except CallersError as carried:
+            error = carried.error
+        raise error
 
     def _moment(self, now_ms: int | Clock, *job_ids: str) -> Moment:
         """A time; or a clock, to be read when nobody else has the rows of these jobs."""
@@ -169,6 +182,7 @@ class Verbs(ABC):
             ),
             own=own,
             frees=lambda new: new and not delay,
+            single=True,
         )
 
     def claim(
@@ -249,6 +263,7 @@ class Verbs(ABC):
             points,
             own,
             frees=lambda status: status == "pending" and not delay,
+            single=not callable(now_ms),
         )
         return status or False
 
@@ -278,6 +293,7 @@ class Verbs(ABC):
                 connection, self._queue.statements, checked, now(connection), lease, points
             ),
             points,
+            single=not callable(now_ms),
         )
 
     def release(self, ticket: Ticket, fault: Fault | None = None) -> bool:
@@ -299,6 +315,7 @@ class Verbs(ABC):
             ),
             points,
             frees=bool,
+            single=True,
         )
 
     def redrive(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sqlalchemy import ColumnElement, Connection, Engine, FromClause, Select, Table, Update
@@ -93,8 +92,17 @@ class Dialect(Protocol):
         """Keep others from making or changing tables, until the transaction ends."""
         ...
 
-    def own_transactions(self, connection: Connection, /) -> AbstractContextManager[None]:
-        """While it lasts, transactions on this connection are as those of the verbs have to be."""
+    def make_own(self, connection: Connection, /, *, single: bool) -> None:
+        """From now on, transactions on this connection are as those of the verbs have to be.
+
+        With `single`, one statement is all that changes something in the next one, or no two have
+        to see the same. Where a statement is a transaction by itself, and nobody listens who could
+        still undo it, it may be just that.
+        """
+        ...
+
+    def restore(self, connection: Connection, /) -> None:
+        """Afterwards, they are again as the application has them. It raises nothing."""
         ...
 
     def refuse_shared(self, connection: Connection, /) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     JSON,
@@ -41,6 +41,7 @@ _BUSY = frozenset({
 })  # fmt: skip
 # Any number will do that nobody else's advisory locks are likely to have.
 _SCHEMA_LOCK = 0x6C656173652D7374
+_LEVEL: Literal["READ COMMITTED"] = "READ COMMITTED"
 _ABSENT = frozenset({
     "3F000",  # invalid_schema_name
     "42703",  # undefined_column
@@ -161,22 +162,39 @@ def lock_schema(connection: Connection) -> None:
     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
 
 
-@contextmanager
-def own_transactions(connection: Connection) -> Iterator[None]:
+def make_own(connection: Connection, *, single: bool) -> None:
     """READ COMMITTED, whatever the engine has: each statement sees what was committed before it,
-    and waits for a row instead of failing."""
+    and waits for a row instead of failing.
+
+    One statement in autocommit is the same, and spares the server's answers to BEGIN and COMMIT.
+    """
     # Not by execution_options: a borrowed connection would keep the option, and one more thing to
     # undo for each call.
-    connection.dialect.set_isolation_level(_driver(connection), "READ COMMITTED")
-    try:
-        yield
-    finally:
-        if not connection.invalidated:
-            _restore_isolation(connection)
+    connection.dialect.set_isolation_level(
+        _driver(connection),
+        "AUTOCOMMIT" if single and _commits_alone(connection) else _LEVEL,
+    )
 
 
-def _restore_isolation(connection: Connection) -> None:
+def _commits_alone(connection: Connection) -> bool:
+    """Whether a statement without a BEGIN has the level, and nobody listens who may count on the
+    transaction around it: to undo it, or for a SET LOCAL of his own."""
+    listening = connection.dispatch
+    listeners = (
+        listening.begin,
+        listening.before_execute,
+        listening.before_cursor_execute,
+        listening.after_cursor_execute,
+        listening.after_execute,
+        listening.commit,
+    )
+    return connection.default_isolation_level == _LEVEL and not any(map(bool, listeners))
+
+
+def restore(connection: Connection) -> None:
     """What the application asked for, for this connection or for all."""
+    if connection.invalidated:
+        return
     dialect, asked = connection.dialect, connection.get_execution_options().get("isolation_level")
     try:
         if asked is None:

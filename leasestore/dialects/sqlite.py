@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import sqlite3
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 from sqlalchemy import (
     CheckConstraint,
@@ -101,9 +99,12 @@ def lock_schema(connection: Connection) -> None:
     """The write lock does that."""
 
 
-def own_transactions(connection: Connection) -> AbstractContextManager[None]:
+def make_own(connection: Connection, *, single: bool) -> None:
     """Whatever the mode, the lock makes them what they have to be."""
-    return nullcontext()
+
+
+def restore(connection: Connection) -> None:
+    """Nothing was changed."""
 
 
 def refuse_shared(connection: Connection) -> None:
@@ -137,20 +138,12 @@ def take_write_lock(connection: Connection) -> None:
     """BEGIN IMMEDIATE, whatever the driver or the application began before."""
     driver = _driver(connection)
     _refuse_autocommit(driver)
-    with _cursor(connection) as cursor:
-        if driver.in_transaction:
-            if _autocommit(driver) is not False and not connection.dispatch.begin:
-                raise UnsupportedEngine(_SHARED)
-            # Begun by the application's own hook, or by a driver that always has one open:
-            # nothing was read in it yet, and it may be a deferred one.
-            cursor.execute("ROLLBACK")
-        try:
-            _begin_immediate(cursor)
-        except sqlite3.Error:
-            if _autocommit(driver) is False:
-                # Such a driver takes it for granted that one is open, and fails without.
-                cursor.execute("BEGIN")
-            raise
+    begun = driver.in_transaction
+    if begun and _autocommit(driver) is not False and not connection.dispatch.begin:
+        raise UnsupportedEngine(_SHARED)
+    # Begun by the application's own hook, or by a driver that always has one open: nothing was
+    # read in it yet, and it may be a deferred one.
+    _begin(connection, driver, instead=begun)
     if not driver.in_transaction:
         raise UnsupportedEngine(
             "BEGIN IMMEDIATE left the driver outside a transaction: something between SQLAlchemy "
@@ -188,8 +181,7 @@ def join(connection: Connection, no_change: Update | None) -> None:
                 "this engine is in autocommit mode and has no transaction to join: begin the unit "
                 "of work with leasestore.immediate(session), or use the repository outside of it"
             )
-        with _cursor(connection) as cursor:
-            _begin_immediate(cursor)
+        _begin(connection, driver)
     elif _holder(connection) is root:
         return
     elif connection.in_nested_transaction() and _autocommit(driver) is not False:
@@ -224,12 +216,20 @@ def _refuse_autocommit(driver: sqlite3.Connection) -> None:
         )
 
 
-@contextmanager
-def _cursor(connection: Connection) -> Iterator[DBAPICursor]:
-    """The driver's own cursor, with errors as SQLAlchemy raises them."""
+def _begin(connection: Connection, driver: sqlite3.Connection, *, instead: bool = False) -> None:
+    """BEGIN IMMEDIATE, instead of another transaction if need be, by the driver's own cursor, with
+    errors as SQLAlchemy raises them."""
     cursor = connection.connection.cursor()
     try:
-        yield cursor
+        if instead:
+            cursor.execute("ROLLBACK")
+        try:
+            _begin_immediate(cursor)
+        except sqlite3.Error:
+            if _autocommit(driver) is False:
+                # Such a driver takes it for granted that one is open, and fails without.
+                cursor.execute("BEGIN")
+            raise
     except sqlite3.Error as error:
         raise DBAPIError.instance(
             "BEGIN IMMEDIATE", None, error, sqlite3.Error, dialect=connection.dialect
@@ -245,22 +245,29 @@ def _begin_immediate(cursor: DBAPICursor) -> None:
     """
     cursor.execute("PRAGMA busy_timeout")
     ((timeout_ms,),) = cursor.fetchall()
-    busy: sqlite3.Error | None = None
     try:
-        for step_ms in chain((0,), lock_steps(timeout_ms, random.randint)):
-            cursor.execute(f"PRAGMA busy_timeout = {step_ms}")
-            try:
-                cursor.execute("BEGIN IMMEDIATE")
-            except sqlite3.Error as error:
-                if not is_busy(error):
-                    raise
-                busy = error
-            else:
+        busy = _refused(cursor, 0)
+        if busy is None:
+            return
+        for step_ms in lock_steps(timeout_ms, random.randint):
+            busy = _refused(cursor, step_ms)
+            if busy is None:
                 return
+        raise busy
     finally:
         cursor.execute(f"PRAGMA busy_timeout = {timeout_ms}")
-    assert busy is not None
-    raise busy
+
+
+def _refused(cursor: DBAPICursor, patience_ms: int) -> sqlite3.Error | None:
+    """Ask for the lock once; the error, if somebody else has kept it for so long."""
+    cursor.execute(f"PRAGMA busy_timeout = {patience_ms}")
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as error:
+        if not is_busy(error):
+            raise
+        return error
+    return None
 
 
 def uniques(connection: Connection, table: Table) -> list[list[str | None]]:
@@ -335,10 +342,12 @@ def _code(error: BaseException) -> int:
 
 
 def _driver(connection: Connection) -> sqlite3.Connection:
-    driver: Any = connection.connection.driver_connection
-    # aiosqlite wraps the connection that it works on in its own thread; only attributes are read.
-    wrapped: sqlite3.Connection = getattr(driver, "_conn", driver)
-    return wrapped
+    driver: Any = connection.connection.dbapi_connection
+    if not isinstance(driver, sqlite3.Connection):
+        # aiosqlite wraps the one that it works on in its own thread; only attributes are read.
+        driver = connection.connection.driver_connection
+        driver = getattr(driver, "_conn", driver)
+    return cast("sqlite3.Connection", driver)
 
 
 def _autocommit(driver: sqlite3.Connection) -> bool | int | None:

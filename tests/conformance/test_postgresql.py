@@ -4,16 +4,19 @@ and what becomes of a session that ends."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 from psycopg.rows import dict_row
-from sqlalchemy import URL, Connection, NullPool, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
@@ -627,6 +630,135 @@ def test_own_transactions_are_read_committed_and_the_connection_stays_what_it_wa
         assert isolation(connection) == (
             level.lower() if asked_by == "engine" else "read committed"
         )
+    engine.dispose()
+
+
+@contextmanager
+def spoken(engine: Engine, tmp_path: Path) -> Iterator[list[str]]:
+    """What the server says it has done on the engine's one connection, as libpq tells."""
+    statements: list[str] = []
+    with engine.connect() as connection:
+        libpq = connection.connection.dbapi_connection.pgconn  # type: ignore[union-attr]
+    with (tmp_path / "trace").open("w+") as trace:
+        libpq.trace(trace.fileno())
+        try:
+            yield statements
+        finally:
+            libpq.untrace()
+        trace.seek(0)
+        statements += re.findall(r'\tCommandComplete\t "([A-Z]+)', trace.read())
+
+
+def held(jobs: JobRepository) -> Ticket:
+    jobs.enqueue({"id": "held", "qty": 1}, NOW, 1000)
+    ticket = jobs.claim("me", NOW, job_id="held")
+    assert ticket is not None
+    return ticket
+
+
+SINGLE: dict[str, Callable[[JobRepository, Ticket], object]] = {
+    "enqueue": lambda jobs, _: jobs.enqueue({"id": "a", "qty": 1}, NOW, 1000),
+    "finish": lambda jobs, ticket: jobs.finish(ticket, "ok", NOW),
+    "renew": lambda jobs, ticket: jobs.renew(ticket, NOW),
+    "release": lambda jobs, ticket: jobs.release(ticket),
+    "get": lambda jobs, _: jobs.get("a"),
+    "stuck": lambda jobs, _: jobs.stuck(NOW),
+}
+
+
+@pytest.mark.parametrize("verb", SINGLE)
+def test_one_statement_needs_no_begin(postgresql: Server, tmp_path: Path, verb: str) -> None:
+    engine = engine_in("psycopg", postgresql.fresh())
+    jobs = JobRepository(engine)
+    ticket = held(jobs)
+    with spoken(engine, tmp_path) as statements:
+        SINGLE[verb](jobs, ticket)
+    assert len(statements) == 1, statements
+    engine.dispose()
+
+
+def listening_to(engine: Engine, name: str) -> None:
+    event.listen(engine, name, lambda *_: None)
+
+
+COUNTS_ON_IT: dict[str, Callable[[Engine], object]] = {
+    name: partial(listening_to, name=name)
+    for name in (
+        "begin",
+        "before_execute",
+        "before_cursor_execute",
+        "after_cursor_execute",
+        "after_execute",
+        "commit",
+    )
+}
+
+
+@pytest.mark.parametrize("who", COUNTS_ON_IT)
+def test_who_listens_finds_a_transaction_around_it(
+    postgresql: Server, tmp_path: Path, who: str
+) -> None:
+    engine = engine_in("psycopg", postgresql.fresh())
+    jobs = JobRepository(engine)
+    ticket = held(jobs)
+    COUNTS_ON_IT[who](engine)
+    with spoken(engine, tmp_path) as statements:
+        assert jobs.finish(ticket, "ok", NOW) == "done"
+    assert [statements[0], statements[-1]] == ["BEGIN", "COMMIT"]
+    engine.dispose()
+
+
+def test_what_a_listener_raises_before_the_commit_undoes_a_verb(postgresql: Server) -> None:
+    engine = engine_in("psycopg", postgresql.fresh())
+    jobs = JobRepository(engine)
+    ticket = held(jobs)
+
+    def refuse(_: Connection) -> None:
+        raise RuntimeError("made up")
+
+    event.listen(engine, "commit", refuse)
+    with pytest.raises(RuntimeError, match="made up"):
+        jobs.finish(ticket, "ok", NOW)
+    event.remove(engine, "commit", refuse)
+    assert jobs.finish(ticket, "ok", NOW) == "done"
+    engine.dispose()
+
+
+MORE_THAN_ONE: dict[str, Callable[[JobRepository, Ticket], object]] = {
+    "a fault point": lambda jobs, ticket: jobs.finish(ticket, "ok", NOW, fault=lambda _: None),
+    "a clock that is read after the wait for the row": lambda jobs, ticket: jobs.renew(
+        ticket, lambda: NOW
+    ),
+    "two verbs in one": lambda jobs, ticket: jobs.finish_and_claim(ticket, "ok", "me", NOW),
+    "a bound to the wait": lambda jobs, ticket: jobs._patient(50).release(ticket),
+    "a notice": lambda jobs, ticket: JobRepository(jobs._bind, notify=True).release(ticket),
+}
+
+
+@pytest.mark.parametrize("what", MORE_THAN_ONE)
+def test_what_takes_more_than_one_statement_is_one_transaction(
+    postgresql: Server, tmp_path: Path, what: str
+) -> None:
+    engine = engine_in("psycopg", postgresql.fresh())
+    jobs = JobRepository(engine)
+    ticket = held(jobs)
+    with spoken(engine, tmp_path) as statements:
+        assert MORE_THAN_ONE[what](jobs, ticket)
+    assert [statements[0], statements[-1]] == ["BEGIN", "COMMIT"]
+    assert statements.count("COMMIT") == 1
+    engine.dispose()
+
+
+def test_so_is_one_where_the_server_has_another_level(postgresql: Server, tmp_path: Path) -> None:
+    url = postgresql.fresh().update_query_dict(
+        {"options": "-c default_transaction_isolation=serializable"}
+    )
+    engine = engine_in("psycopg", url)
+    jobs = JobRepository(engine)
+    ticket = held(jobs)
+    with spoken(engine, tmp_path) as statements:
+        assert jobs.release(ticket)
+    assert statements == ["BEGIN", "UPDATE", "COMMIT"]
     engine.dispose()
 
 
