@@ -13,7 +13,7 @@ from leasestore import operations
 from leasestore.batch_statements import BatchStatements
 from leasestore.errors import Conflict, StaleTicket
 from leasestore.statements import Statements, parameters
-from leasestore.tickets import Event, Outcome, Status, Ticket
+from leasestore.tickets import Event, Outcome, Status, SweptJob, Ticket
 from leasestore.validation import Fault
 
 
@@ -48,14 +48,14 @@ def claim_batch(
     limit: int,
     lease_ms: int,
     fault: Fault | None,
-) -> list[Ticket]:
+) -> tuple[list[Ticket], list[SweptJob]]:
+    """The tickets in order of seq, and the jobs that are dead now."""
     bound = parameters(now=now, owner=owner, until=now + lease_ms, limit=limit)
-    connection.execute(statements.sweep, bound).all()
     rows = connection.execute(statements.claim_batch, bound).all()
-    tickets = [operations.ticket_in(row) for row in sorted(rows, key=lambda row: row.seq)]
+    tickets, swept = operations.leased_and_swept(rows)
     for _ in tickets:
         operations.pass_point(fault, "after-claim")
-    return tickets
+    return tickets, swept
 
 
 def finish_batch(

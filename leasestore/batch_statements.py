@@ -89,7 +89,7 @@ class BatchStatements(Statements):
     @cached_property
     def claim_batch(self) -> Update:
         # That of a single claim stays written out: for any number the plan may be another one.
-        return self._claim(self._terms.order >= self._start, limit=LIMIT)
+        return self._claim(LIMIT)
 
     @cached_property
     def live(self) -> Select[Any]:

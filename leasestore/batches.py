@@ -110,7 +110,7 @@ class Batches(Verbs):
         return self._write(
             lambda connection: batch_operations.claim_batch(
                 connection, self._queue.statements, owner, now(connection), most, lease, points
-            ),
+            )[0],
             points,
         )
 

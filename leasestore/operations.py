@@ -127,13 +127,23 @@ def claim(
 ) -> tuple[Ticket | None, list[SweptJob]]:
     """The ticket, and the jobs that are dead now."""
     bound = parameters(now=now, owner=owner, until=now + lease_ms, id=job_id)
-    every = job_id is None
-    sweep = statements.sweep if every else statements.sweep_one
-    swept = [cast("SweptJob", dict(row)) for row in connection.execute(sweep, bound).mappings()]
-    ticket = _ticket(connection, statements.claim if every else statements.claim_one, bound)
-    if ticket is not None:
-        pass_point(fault, "after-claim")
-    return ticket, swept
+    statement = statements.claim if job_id is None else statements.claim_one
+    tickets, swept = leased_and_swept(connection.execute(statement, bound).all())
+    if not tickets:
+        return None, swept
+    pass_point(fault, "after-claim")
+    return tickets[0], swept
+
+
+def leased_and_swept(rows: Sequence[Row[Any]]) -> tuple[list[Ticket], list[SweptJob]]:
+    """What the statements that claim return: the tickets in order of seq, and who died."""
+    leased = [row for row in rows if row.reason is None]
+    swept = [_swept_job(row) for row in rows if row.reason is not None]
+    return [ticket_in(row) for row in sorted(leased, key=lambda row: row.seq)], swept
+
+
+def _swept_job(row: Row[Any]) -> SweptJob:
+    return {"id": row.id, "token": row.token, "attempts": row.attempts, "reason": row.reason}
 
 
 def finish(

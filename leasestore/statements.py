@@ -21,7 +21,6 @@ from sqlalchemy import (
     case,
     exists,
     false,
-    func,
     insert,
     literal_column,
     null,
@@ -66,7 +65,7 @@ class Statements:
     """Every statement over one job table and its redrive table.
 
     `own` maps an application's attributes to its own columns. `choose`, of the dialect, makes
-    a condition that holds for the rows chosen, once and for all.
+    a condition that holds for the rows that some questions are about, chosen once and for all.
     """
 
     def __init__(
@@ -89,6 +88,7 @@ class Statements:
         self._named = column.id == _bind("id", column.id)
         self._terms = Terms(dict(column.items()))
         self._late = column.deadline <= self._now
+        self._doomed = or_(self._late, self._terms.spent)
         self._expired = and_(self._terms.leased, column.lease_until <= self._now)
         self._dead = column.status == word("dead")
         self._held = self._matches({each.name: _bind(each.name, each) for each in self._ticket})
@@ -162,78 +162,107 @@ class Statements:
 
     @cached_property
     def sweep(self) -> Update:
-        """It returns which jobs, and why; of one with neither time nor attempts, time is why."""
         return self._sweep()
 
     @cached_property
-    def sweep_one(self) -> Update:
-        return self._sweep(self._named)
+    def sweep_pending(self) -> Update:
+        return self._sweep(self._job.c.status == word("pending"))
 
     def _sweep(self, *only: ColumnElement[bool]) -> Update:
+        """Alone, without a claim; it returns why each died."""
+        dying = self._choose(self._job.c.seq, *self._dying(*only))
+        changed = self._free(dying, status=word("dead"), reason=self._cause())
+        return changed.returning(self._job.c.reason)
+
+    def _dying(self, *only: ColumnElement[bool]) -> list[Select[Any]]:
+        """What must die. Two questions, since each has an index of its own."""
         terms = self._terms
-        late, free = self._late, terms.free_at <= self._now
-        doomed = self._choose(
-            self._job, (terms.open, late, free, *only), (terms.open, terms.spent, free, *only)
-        )
-        reason = case((late, word("deadline")), else_=word("exhausted"))
-        column = self._job.c
-        return self._free(doomed, status=word("dead"), reason=reason).returning(
-            column.id, column.token, column.attempts, column.reason
-        )
+        free = terms.free_at <= self._now
+        return [self._question(why, free, *only) for why in (self._late, terms.spent)]
 
     @cached_property
     def claim(self) -> Update:
-        return self._claim(self._terms.order >= self._start)
+        return self._claim(_ONE)
+
+    def _claim(self, limit: ColumnElement[int]) -> Update:
+        first = self._question(
+            self._terms.order >= self._start,
+            self._terms.claimable_at <= self._now,
+            # What must die is still there: the questions are all asked before anything is changed.
+            ~self._doomed,
+        )
+        in_order = first.order_by(self._terms.order).limit(limit)
+        return self._bury_or_lease(*self._dying(), in_order)
 
     @cached_property
     def claim_one(self) -> Update:
-        return self._claim(self._named)
+        terms = self._terms
+        dying = and_(self._doomed, terms.free_at <= self._now)
+        claimable = terms.claimable_at <= self._now
+        return self._bury_or_lease(self._question(self._named, or_(dying, claimable)))
+
+    def _bury_or_lease(self, *questions: Select[Any]) -> Update:
+        """Sweep and claim at once: of the rows chosen, each that must die dies, and any other is
+        leased. It returns them all; one that died has a reason.
+
+        Each row itself says which, in the state in which it was chosen: nobody else can change it
+        any more.
+        """
+        column = self._job.c
+        one_more = self._fate(literal_column("0"), _ONE)
+        return (
+            update(self._job)
+            .where(self._choose(column.seq, *questions))
+            .values(
+                status=self._fate(word("dead"), word("leased")),
+                attempts=column.attempts + one_more,
+                token=column.token + one_more,
+                owner=self._fate(null(), _bind("owner", column.owner)),
+                lease_until=self._fate(null(), self._until),
+                reason=self._cause(),
+            )
+            .returning(column.seq, *self._ticket, column.reason)
+        )
+
+    def _fate(self, dead: ColumnElement[Any], alive: ColumnElement[Any]) -> ColumnElement[Any]:
+        return case((self._doomed, dead), else_=alive)
+
+    def _cause(self, otherwise: ColumnElement[Any] = null()) -> ColumnElement[Any]:
+        """Why a row must die; of one with neither time nor attempts, time is why."""
+        late, spent = (self._late, word("deadline")), (self._terms.spent, word("exhausted"))
+        return case(late, spent, else_=otherwise)
+
+    def _question(self, *conditions: ColumnElement[bool]) -> Select[Any]:
+        """Which open jobs."""
+        return select(self._job.c.seq).where(self._terms.open, *conditions)
 
     @cached_property
     def _start(self) -> ScalarSelect[int]:
-        """No job before this seq can be claimed now; NULL: there are no open jobs.
+        """No job before this seq can be claimed now; NULL: none at all can.
 
         Block after block is asked for the first moment in it, so that the many jobs that wait
         for a later time cost a look at each block and not at each job.
         """
-        terms = self._terms
-        blocks = select(terms.block).where(terms.open).order_by(terms.block).limit(_ONE)
-        walk = select(blocks.scalar_subquery().label("block")).cte("walk", recursive=True)
-        soonest = (
-            select(terms.claimable_at)
-            .where(terms.open, terms.block == walk.c.block)
-            .order_by(terms.claimable_at)
-            .limit(_ONE)
-            .correlate(walk)
-            .scalar_subquery()
-        )
-        following = blocks.where(terms.block > walk.c.block).correlate(walk).scalar_subquery()
-        rest = select(following).select_from(walk).where(soonest > self._now)
-        first_of_block = literal_column(str(1 << BLOCK_BITS), Integer)
-        return select(func.max(walk.union_all(rest).c.block) * first_of_block).scalar_subquery()
+        first = select(self._step().label("step")).cte("walk", recursive=True)
+        beyond = self._terms.block > first.c.step.bitwise_rshift(_ONE)
+        following = self._step(beyond).correlate(first).scalar_subquery()
+        nothing_yet = first.c.step.bitwise_and(_ONE) == literal_column("0")
+        step = first.union_all(select(following).where(nothing_yet)).c.step
+        start = step.bitwise_rshift(_ONE) * literal_column(str(1 << BLOCK_BITS), Integer)
+        return select(start).where(step.bitwise_and(_ONE) == _ONE).scalar_subquery()
 
-    def _claim(self, *only: ColumnElement[bool], limit: ColumnElement[int] = _ONE) -> Update:
-        column, terms = self._job.c, self._terms
-        # Repeats what the sweep just did: no row without time or attempts is ever taken.
-        alive = column.deadline > self._now, ~terms.spent
-        first = self._choose(
-            self._job,
-            (terms.open, terms.claimable_at <= self._now, *alive, *only),
-            order=terms.order,
-            limit=limit,
-        )
+    def _step(self, *beyond: ColumnElement[bool]) -> ScalarSelect[int]:
+        """The next block with a job that does not have to die, and whether one of them can be
+        claimed now: twice the block, and one more if so."""
+        terms = self._terms
+        waits = terms.claimable_at > self._now
+        ready = case((waits, literal_column("0")), else_=_ONE)
         return (
-            update(self._job)
-            .where(first)
-            .values(
-                status=word("leased"),
-                attempts=column.attempts + literal_column("1"),
-                token=column.token + literal_column("1"),
-                owner=_bind("owner", column.owner),
-                lease_until=self._until,
-                reason=null(),
-            )
-            .returning(self._job.c.seq, *self._ticket)
+            select(terms.block * literal_column("2") + ready)
+            .where(terms.open, or_(waits, ~self._doomed), *beyond)
+            .order_by(terms.block, terms.claimable_at)
+            .limit(_ONE)
+            .scalar_subquery()
         )
 
     # What a ticket may do
@@ -292,12 +321,9 @@ class Statements:
     @cached_property
     def recover(self) -> Update:
         # Repeats what the sweep just did: it passed over rows that somebody had locked.
-        ended = self._choose(self._job, (self._expired, ~self._late, ~self._terms.spent))
-        return self._free(ended, status=word("pending"), reason=word("expired"))
-
-    @cached_property
-    def sweep_pending(self) -> Update:
-        return self._sweep(self._job.c.status == word("pending"))
+        ended = select(self._job.c.seq).where(self._expired, ~self._doomed)
+        chosen = self._choose(self._job.c.seq, ended)
+        return self._free(chosen, status=word("pending"), reason=word("expired"))
 
     @cached_property
     def ended(self) -> Select[Any]:
@@ -308,15 +334,13 @@ class Statements:
     @cached_property
     def recover_ended(self) -> Update:
         """Of these rows each is freed, or found dead; it returns what became of each."""
-        column, late, spent = self._job.c, self._late, self._terms.spent
+        column = self._job.c
         seqs = bindparam(_PREFIX + "seqs", type_=column.seq.type, expanding=True)
         return self._free(
             column.seq.in_(seqs),
             self._expired,
-            status=case((or_(late, spent), word("dead")), else_=word("pending")),
-            reason=case(
-                (late, word("deadline")), (spent, word("exhausted")), else_=word("expired")
-            ),
+            status=self._fate(word("dead"), word("pending")),
+            reason=self._cause(word("expired")),
         ).returning(column.seq, column.status, column.reason)
 
     @cached_property

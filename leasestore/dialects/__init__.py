@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Connection, Engine, FromClause, Select, Table, Update
+from sqlalchemy import Column, ColumnElement, Connection, Engine, FromClause, Select, Table, Update
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
@@ -39,19 +39,12 @@ class Dialect(Protocol):
         """An INSERT that knows `on_conflict_do_nothing`."""
         ...
 
-    def choose(
-        self,
-        table: Table,
-        /,
-        *questions: Iterable[ColumnElement[bool]],
-        order: ColumnElement[int] | None = None,
-        limit: ColumnElement[int] | None = None,
-    ) -> ColumnElement[bool]:
-        """A condition that holds for the rows for which one of the questions holds, of each the
-        first ones in this order, chosen once and for all.
+    def choose(self, key: Column[int], /, *questions: Select[Any]) -> ColumnElement[bool]:
+        """A condition that holds for the rows whose keys these questions find, which are all asked
+        of the same state of the table, once and for all.
 
-        Questions are asked apart, so that each finds its own index. Where rows have locks, they
-        are locked as they are chosen, and those that somebody else works on are passed over.
+        Where rows have locks, they are locked as they are chosen, in the state in which a question
+        holds for them, and those that somebody else works on are passed over.
         """
         ...
 

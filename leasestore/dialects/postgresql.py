@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial, reduce
 from typing import Any, Literal
 
 from sqlalchemy import (
     JSON,
+    Column,
     ColumnElement,
     Connection,
     Engine,
@@ -24,7 +25,6 @@ from sqlalchemy import (
     column,
     func,
     inspect,
-    select,
     text,
 )
 from sqlalchemy.dialects.postgresql import insert as insert
@@ -53,12 +53,7 @@ def check_version() -> None:
     """Every PostgreSQL that SQLAlchemy 2 speaks to has SKIP LOCKED and RETURNING."""
 
 
-def choose(
-    table: Table,
-    *questions: Iterable[ColumnElement[bool]],
-    order: ColumnElement[int] | None = None,
-    limit: ColumnElement[int] | None = None,
-) -> ColumnElement[bool]:
+def choose(key: Column[int], *questions: Select[Any]) -> ColumnElement[bool]:
     """Chosen and locked by sub-selects that refer to nothing outside: they run once, whatever the
     plan is.
 
@@ -66,19 +61,14 @@ def choose(
     updates, and take more rows than were asked for; and of a join the planner may think that it
     yields many rows, and walk the whole table. An array is looked up by the key.
     """
-    answers = [
-        select(table.c.seq)
-        .where(*conditions)
-        .order_by(order)
-        .limit(limit)
-        # No stronger than what the update takes: a row of the application's that refers to a job
-        # is no reason to pass the job over.
-        .with_for_update(skip_locked=True, key_share=True)
-        .correlate(None)
-        for conditions in questions
-    ]
-    arrays: list[ColumnElement[Any]] = [func.array(each.scalar_subquery()) for each in answers]
-    return table.c.seq == any_(reduce(lambda one, other: one.op("||")(other), arrays))
+    # No stronger than what the update takes: a row of the application's that refers to a job is no
+    # reason to pass the job over.
+    locked = (
+        question.with_for_update(skip_locked=True, key_share=True).correlate(None)
+        for question in questions
+    )
+    arrays: list[ColumnElement[Any]] = [func.array(each.scalar_subquery()) for each in locked]
+    return key == any_(reduce(lambda one, other: one.op("||")(other), arrays))
 
 
 def lock_rows(connection: Connection, lock: Select[Any], bound: Mapping[str, object]) -> None:

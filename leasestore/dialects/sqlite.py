@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import sqlite3
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from sqlalchemy import (
     CheckConstraint,
+    Column,
     ColumnClause,
     ColumnElement,
     Connection,
@@ -54,18 +55,13 @@ def check_version() -> None:
         )
 
 
-def choose(
-    table: Table,
-    *questions: Iterable[ColumnElement[bool]],
-    order: ColumnElement[int] | None = None,
-    limit: ColumnElement[int] | None = None,
-) -> ColumnElement[bool]:
+def choose(key: Column[int], *questions: Select[Any]) -> ColumnElement[bool]:
     """Nobody else writes meanwhile: to ask is to choose."""
-    answers = [
-        select(table.c.seq).where(*conditions).order_by(order).limit(limit).correlate(None)
-        for conditions in questions
-    ]
-    return table.c.seq.in_(answers[0] if len(answers) == 1 else union_all(*answers))
+    if len(questions) == 1:
+        return key.in_(questions[0].correlate(None))
+    # As sub-selects, since an order and a limit of its own are not for a part of a UNION.
+    apart = (question.correlate(None).subquery() for question in questions)
+    return key.in_(union_all(*(select(each.c[key.name]) for each in apart)))
 
 
 def lock_rows(connection: Connection, lock: Select[Any], bound: Mapping[str, object]) -> None:

@@ -89,6 +89,24 @@ def test_the_lowest_seq_comes_first_whether_pending_or_expired(store: Store) -> 
     assert [ticket and ticket["id"] for ticket in order] == ["a", "b", "c", None]
 
 
+def test_a_job_is_found_however_many_seqs_are_in_front_of_it(store: Store) -> None:
+    leased: dict[str, Any] = {"status": "leased", "attempts": 1, "token": 1, "owner": "x"}
+    store.insert(id="not-yet", seq=1, available_at=101)
+    store.insert(id="held", seq=9_000, lease_until=101, **leased)
+    store.insert(id="late", seq=20_000, deadline=100)
+    store.insert(id="spent", seq=30_000, lease_until=99, **{**leased, "attempts": 3})
+    store.insert(id="nor-yet", seq=50_000, available_at=101)
+    store.insert(id="c", seq=5_000_000)
+    store.insert(id="b", seq=80_001, lease_until=100, **leased)
+    store.insert(id="a", seq=80_000)
+    order = [store.repository.claim("me", 100) for _ in range(4)]
+    assert [ticket and ticket["id"] for ticket in order] == ["a", "b", "c", None]
+    assert [store.row(name)["reason"] for name in ("late", "spent")] == ["deadline", "exhausted"]
+    ticket = store.repository.claim("me", 101)
+    assert ticket is not None
+    assert ticket["id"] == "not-yet"
+
+
 SWEPT: dict[str, tuple[dict[str, Any], str | None]] = {
     "pending-no-time": ({"deadline": 100}, "deadline"),
     "pending-no-attempts": ({"attempts": 3}, "exhausted"),

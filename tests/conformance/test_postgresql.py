@@ -157,6 +157,69 @@ def test_a_sweep_passes_over_locked_jobs_and_none_of_them_is_taken(
     assert store.row("lost")["status"] == {"claim": "leased", "recover": "pending"}[verb]
 
 
+@pytest.fixture
+def held_up(postgresql: Server) -> Iterator[PostgreSQLStore]:
+    """Its statements wait for an advisory lock as they ask the first of their questions, when what
+    they see of the table has been settled already."""
+    url = postgresql.fresh()
+    engine = engine_in("psycopg", url)
+
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
+    def hold_up(connection: Any, cursor: Any, statement: str, values: Any, *_: Any) -> Any:
+        wait = "WHERE EXISTS (SELECT FROM pg_advisory_xact_lock(1)) AND "
+        head, array, questions = statement.partition("array(")
+        return head + array + questions.replace("WHERE ", wait, 1), values
+
+    with beside(url) as plain:
+        yield PostgreSQLStore(JobRepository(engine), url, plain, lambda: None)
+    engine.dispose()
+
+
+MEANWHILE = """
+    UPDATE jobs SET deadline = 50 WHERE id IN ('now-late', 'now-late-too');
+    UPDATE jobs SET attempts = max_attempts WHERE id = 'now-spent';
+    UPDATE jobs SET deadline = 900 WHERE id IN ('saved', 'saved-too');
+    UPDATE jobs SET lease_until = 500 WHERE id = 'renewed';
+    UPDATE jobs SET token = 9, attempts = 2, deadline = 900 WHERE id = 'again';
+"""
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+def test_each_row_meets_the_fate_that_it_has_come_to_when_it_is_locked(
+    held_up: PostgreSQLStore, limit: int | None
+) -> None:
+    store = held_up
+    leased: dict[str, Any] = {"status": "leased", "attempts": 1, "token": 1, "owner": "gone"}
+    for name in ("now-late", "now-spent"):
+        store.insert(id=name)
+    store.insert(id="saved", deadline=50)
+    store.insert(id="renewed", lease_until=90, **leased)
+    store.insert(id="again", lease_until=90, **leased)
+    store.insert(id="late", deadline=50)
+    store.insert(id="now-late-too")
+    store.insert(id="saved-too", deadline=50)
+
+    def claim() -> list[Ticket | None]:
+        if limit is None:
+            return [store.repository.claim("me", NOW)]
+        return [*store.repository.claim_batch("me", NOW, limit)]
+
+    with beside(store.url) as other:
+        other.execute("SELECT pg_advisory_lock(1)")
+        with in_a_thread(claim) as answer:
+            until_it_waits(store)
+            other.execute(MEANWHILE)
+            expected = {row["id"]: row for row in store.rows()}
+            other.execute("SELECT pg_advisory_unlock(1)")
+            tickets = answer.result()
+    ticket = {"id": "again", "qty": 1, "owner": "me", "token": 10, "attempt": 3, "lease_until": 900}
+    assert tickets == [ticket]
+    # What has come to be late or saved meanwhile is the next claim's.
+    expected["late"] |= {"status": "dead", "reason": "deadline"}
+    expected["again"] |= {"token": 10, "attempts": 3, "owner": "me", "lease_until": 900}
+    assert {row["id"]: row for row in store.rows()} == expected
+
+
 @pytest.mark.parametrize("mode", ["psycopg", "psycopg2", "psycopg-serializable"])
 def test_contenders_share_the_jobs_and_none_is_done_twice(postgresql: Server, mode: str) -> None:
     url = postgresql.fresh()

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,26 @@ BACKLOGS: dict[str, list[tuple[Any, ...]]] = {
 """By name: status, available_at, deadline and lease_until of rows that come again and again."""
 
 
-@pytest.fixture(params=[f"{name}{how}" for name in BACKLOGS for how in ("", ", analyzed")])
-def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "queue.db"
+def queue_file(path: Path, rows: Iterable[tuple[Any, ...]], analyzed: bool) -> Path:
     engine = create_engine(f"sqlite:///{path}")
     schema.upgrade(engine)
     engine.dispose()
-    name, _, analyzed = request.param.partition(",")
-    kinds = BACKLOGS[name]
     with closing(sqlite3.connect(path)) as plain, plain:
         plain.executemany(
             "INSERT INTO jobs (id, qty, status, attempts, max_attempts, token, available_at,"
             " deadline, owner, lease_until) VALUES (?, 1, ?, 1, 3, 1, ?, ?, 'me', ?)",
-            [(f"job-{number}", *kinds[number % len(kinds)]) for number in range(6000) if kinds],
+            [(f"job-{number}", *row) for number, row in enumerate(rows)],
         )
         if analyzed:
             plain.execute("ANALYZE")
     return path
+
+
+@pytest.fixture(params=[f"{name}{how}" for name in BACKLOGS for how in ("", ", analyzed")])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    name, _, analyzed = request.param.partition(",")
+    rows = islice(cycle(BACKLOGS[name]), 6000)
+    return queue_file(tmp_path / "queue.db", rows, bool(analyzed))
 
 
 @pytest.fixture
@@ -103,16 +107,35 @@ def test_a_batch_looks_up_each_of_its_jobs_by_its_id(engine: Engine) -> None:
     assert all(re.fullmatch(r"SEARCH jobs USING INDEX \w+ \(id=\?\)", step) for step in touched)
 
 
-def test_a_backlog_costs_a_claim_no_more_than_a_look_at_each_block(engine: Engine) -> None:
-    jobs = JobRepository(engine)
-    jobs.claim("sweeper", NOW)
+def steps_of_a_claim(engine: Engine) -> int:
+    """Of SQLite's virtual machine, in hundreds."""
     counted = []
 
     @event.listens_for(engine, "before_cursor_execute")
     def count(connection: Any, cursor: Any, *_: Any) -> None:
-        # Called by SQLite after so many steps of its virtual machine.
         cursor.connection.set_progress_handler(lambda: counted.append(1), 100)
 
-    jobs.claim("me", NOW)
+    JobRepository(engine).claim("me", NOW)
+    event.remove(engine, "before_cursor_execute", count)
+    return len(counted)
+
+
+def test_a_backlog_costs_a_claim_no_more_than_a_look_at_each_block(engine: Engine) -> None:
+    JobRepository(engine).claim("sweeper", NOW)
     # Six blocks, of which one is looked through: at most 1024 entries of an index.
-    assert len(counted) < 100, f"{100 * len(counted)} steps"
+    assert steps_of_a_claim(engine) < 100
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_a_job_that_dies_in_front_of_others_that_wait_leads_no_claim_to_them(
+    tmp_path: Path, analyzed: bool
+) -> None:
+    late, delayed = BACKLOGS["late"], BACKLOGS["delayed"][:1]
+    rows = [*late, *delayed * 6000, *late, *BACKLOGS["ready"]]
+    engine = create_engine(f"sqlite:///{queue_file(tmp_path / 'queue.db', rows, analyzed)}")
+    assert steps_of_a_claim(engine) < 100
+    engine.dispose()
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as plain:
+        changed = "SELECT id, status FROM jobs WHERE status <> 'pending'"
+        expected = [("job-0", "dead"), ("job-6001", "dead"), ("job-6002", "leased")]
+        assert plain.execute(changed).fetchall() == expected

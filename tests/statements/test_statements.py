@@ -53,7 +53,6 @@ UPDATES: dict[str, Callable[[BatchStatements], Any]] = {
     "claim one": lambda s: s.claim_one,
     "claim batch": lambda s: s.claim_batch,
     "sweep": lambda s: s.sweep,
-    "sweep one": lambda s: s.sweep_one,
     "sweep pending": lambda s: s.sweep_pending,
     "recover": lambda s: s.recover,
     "recover ended": lambda s: s.recover_ended,
@@ -141,8 +140,8 @@ HELD: Ticket = {
 SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
     "enqueue": (lambda r: r.enqueue({"id": "new", "qty": 1}, 0, 1000), ["INSERT"]),
     "duplicate": (lambda r: r.enqueue({"id": "ready", "qty": 1}, 0, 9), ["INSERT", "SELECT"]),
-    "claim": (lambda r: r.claim("me", 5), ["UPDATE", "WITH"]),
-    "claim one": (lambda r: r.claim("me", 5, job_id="ready"), ["UPDATE", "UPDATE"]),
+    "claim": (lambda r: r.claim("me", 5), ["WITH"]),
+    "claim one": (lambda r: r.claim("me", 5, job_id="ready"), ["UPDATE"]),
     "finish": (lambda r: r.finish(HELD, "ok", 5), ["UPDATE"]),
     "retry": (lambda r: r.finish(HELD, "retry", 5), ["UPDATE"]),
     "renew": (lambda r: r.renew(HELD, 5), ["UPDATE"]),
@@ -155,9 +154,9 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
     "watch, stuck": (lambda r: r._watch(900, 9), ["UPDATE", "SELECT", "UPDATE"]),
     "finish and claim": (
         lambda r: r.finish_and_claim(HELD, "ok", "me", 5),
-        ["UPDATE", "UPDATE", "WITH"],
+        ["UPDATE", "WITH"],
     ),
-    "claim batch": (lambda r: r.claim_batch("me", 5, 1000), ["UPDATE", "WITH"]),
+    "claim batch": (lambda r: r.claim_batch("me", 5, 1000), ["WITH"]),
     "finish batch": (
         lambda r: r.finish_batch([(HELD, "ok", 0), ({**HELD, "token": 2}, "retry", 0)], 5),
         ["SELECT", "UPDATE"],

@@ -144,6 +144,10 @@ def statements(engine: Engine) -> list[str]:
     return sent
 
 
+def is_claim(text: str) -> bool:
+    return "THEN 'dead' ELSE 'leased'" in text
+
+
 class Meddled(JobRepository):
     """A repository that notes its verbs, and does something before or after one of them.
 
