@@ -113,7 +113,8 @@ class JobRepository(Batches):
         return self._write(
             lambda connection: operations.claim(
                 connection, self._queue.statements, owner, now(connection), lease_ms, None, None
-            )
+            ),
+            single=True,
         )
 
     def _watch(self, now_ms: int | Clock, limit: int) -> Watched:

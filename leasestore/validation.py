@@ -33,6 +33,7 @@ Moment = Callable[[Connection], int]
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST = 10**12
+_STRICT = {str}
 _EVENT_KEYS = frozenset({"id", "qty"})
 _TICKET_KEYS = frozenset(Ticket.__annotations__)
 _OUTCOMES = ("ok", "retry", "permanent")
@@ -215,7 +216,7 @@ def _record(name: str, value: object, keys: frozenset[str]) -> dict[str, Any]:
     if (
         type(value) is not dict
         or len(value) != len(keys)
-        or not all(type(key) is str for key in value)
+        or set(map(type, value)) != _STRICT
         or value.keys() != keys
     ):
         _refuse(name, f"dict with exactly the keys {', '.join(sorted(keys))}", value)

@@ -218,6 +218,7 @@ class Verbs(ABC):
                 connection, self._queue.statements, owner, now(connection), lease, job_id, points
             )[0],
             points,
+            single=True,
         )
 
     def finish(

@@ -721,6 +721,8 @@ def held(jobs: JobRepository) -> Ticket:
 
 SINGLE: dict[str, Callable[[JobRepository, Ticket], object]] = {
     "enqueue": lambda jobs, _: jobs.enqueue({"id": "a", "qty": 1}, NOW, 1000),
+    "claim": lambda jobs, _: jobs.claim("other", NOW),
+    "claim of many": lambda jobs, _: jobs.claim_batch("other", NOW, 10),
     "finish": lambda jobs, ticket: jobs.finish(ticket, "ok", NOW),
     "renew": lambda jobs, ticket: jobs.renew(ticket, NOW),
     "release": lambda jobs, ticket: jobs.release(ticket),
