@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, NoReturn
 
@@ -68,13 +68,13 @@ def finish_batch(
     stale_raises: bool,
 ) -> list[Status | None]:
     tickets = [ticket for ticket, _, _ in items]
-    live = _live(connection, statements, tickets, now, stale_raises)
     ends = [
-        {**operations.columns_in(ticket), "outcome": outcome, "again": now + delay_ms}
-        for ticket, outcome, delay_ms in map(items.__getitem__, live)
+        {**_shown(position, ticket), "outcome": outcome, "again": now + delay_ms}
+        for position, (ticket, outcome, delay_ms) in enumerate(items)
     ]
-    bound = parameters(items=json.dumps(ends), now=now)
-    rows = connection.execute(statements.finish_batch, bound).all() if ends else []
+    live, packed = _live(connection, statements, tickets, ends, now, stale_raises)
+    bound = parameters(items=packed, now=now)
+    rows = connection.execute(statements.finish_batch, bound).all() if live else []
     for _ in rows:
         operations.pass_point(fault, "after-finish")
     ended: dict[str, Status] = {row.id: row.status for row in rows}
@@ -97,18 +97,19 @@ def enqueue_many(
     first: dict[str, int] = {}
     for position, event in enumerate(events):
         first.setdefault(event["id"], position)
-    # Read first, since an attempt at a duplicate would burn a seq.
-    stored, new = _stored(connection, statements, first), set[str]()
+    stored: dict[str, int] = {}
+    if any(values):
+        stored = _stored(connection, statements, first)
+    new = set[str]()
     # Again, since what kept a row out may be deleted before it is read.
     for _ in range(2):
         absent = [job_id for job_id in first if job_id not in stored and job_id not in new]
         for names, some in groupby(absent, lambda job_id: tuple(sorted(values[first[job_id]]))):
-            positions = [first[job_id] for job_id in some]
             rows = [
                 operations.new_row(events[at], now, ttl_ms, delay_ms, max_attempts, values[at])
-                for at in positions
+                for at in map(first.__getitem__, some)
             ]
-            new.update(connection.execute(statements.enqueue_many(names), rows).scalars())
+            new.update(_inserted(connection, statements, names, rows))
         stored |= _stored(connection, statements, [each for each in absent if each not in new])
     stored |= {job_id: events[first[job_id]]["qty"] for job_id in new}
     lost = [job_id for job_id in first if job_id not in stored]
@@ -118,6 +119,24 @@ def enqueue_many(
         (event["id"] in new and first[event["id"]] == position) or _duplicate(event, stored)
         for position, event in enumerate(events)
     ]
+
+
+def _inserted(
+    connection: Connection,
+    statements: BatchStatements,
+    names: tuple[str, ...],
+    rows: list[dict[str, object]],
+) -> Iterable[str]:
+    """The ids of those rows that are new; without own columns, they differ in id and qty only."""
+    if names:
+        return connection.execute(statements.enqueue_rows(names), rows).scalars().all()
+    job_id, qty = parameters(id=None, qty=None)
+    items = [
+        {"position": position, "id": row.pop(job_id), "qty": row.pop(qty)}
+        for position, row in enumerate(rows)
+    ]
+    bound = rows[0] | parameters(items=json.dumps(items))
+    return connection.execute(statements.enqueue_items, bound).scalars().all()
 
 
 def _stored(
@@ -144,10 +163,10 @@ def renew_batch(
     *,
     stale_raises: bool,
 ) -> list[Ticket | None]:
-    live = _live(connection, statements, tickets, now, stale_raises)
-    shown = [operations.columns_in(tickets[position]) for position in live]
-    bound = parameters(items=json.dumps(shown), now=now, until=now + lease_ms)
-    rows = connection.execute(statements.renew_batch, bound).all() if shown else []
+    shown = [_shown(position, ticket) for position, ticket in enumerate(tickets)]
+    live, packed = _live(connection, statements, tickets, shown, now, stale_raises)
+    bound = parameters(items=packed, now=now, until=now + lease_ms)
+    rows = connection.execute(statements.renew_batch, bound).all() if live else []
     for _ in rows:
         operations.pass_point(fault, "after-renew")
     renewed = {row.id: operations.ticket_in(row) for row in rows}
@@ -163,27 +182,33 @@ def renew_batch(
     return answers
 
 
+def _shown(position: int, ticket: Ticket) -> dict[str, object]:
+    """The item of a batch that shows this ticket."""
+    return {"position": position, **operations.columns_in(ticket)}
+
+
 def _live(
     connection: Connection,
     statements: BatchStatements,
     tickets: Sequence[Ticket],
+    items: Sequence[dict[str, object]],
     now: int,
     stale_raises: bool,
-) -> set[int]:
-    """The positions of those tickets that may act, of the same ones that of the first."""
+) -> tuple[set[int], str]:
+    """The positions of those tickets that may act, of the same ones that of the first; and their
+    items, packed."""
     first: dict[tuple[object, ...], int] = {}
     for position, ticket in enumerate(tickets):
         first.setdefault(tuple(ticket.values()), position)
-    shown = [
-        {"position": position, **operations.columns_in(tickets[position])}
-        for position in first.values()
-    ]
-    bound = parameters(items=json.dumps(shown), now=now)
+    packed = json.dumps([items[position] for position in first.values()])
+    bound = parameters(items=packed, now=now)
     live = set(connection.execute(statements.live, bound).scalars().all())
     if stale_raises and len(live) < len(tickets):
         stale = next(place for place in range(len(tickets)) if place not in live)
         _refuse(connection, statements, tickets[stale])
-    return live
+    if len(live) < len(first):
+        packed = json.dumps([items[position] for position in live])
+    return live, packed
 
 
 def _refuse(connection: Connection, statements: Statements, ticket: Ticket) -> NoReturn:

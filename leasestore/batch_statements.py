@@ -19,6 +19,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     literal_column,
     select,
     update,
@@ -77,9 +78,22 @@ class BatchStatements(Statements):
         content = [self._job.c.id, self._job.c.qty]
         return select(*content).where(self._job.c.id == self._item.id)
 
-    def enqueue_many(self, names: tuple[str, ...] = ()) -> Insert:
-        """An INSERT for any number of rows, each yielding to a row of the same id, whoever commits
-        it; it returns the ids of the new ones."""
+    @cached_property
+    def enqueue_items(self) -> Insert:
+        """One INSERT for all items, each yielding to a row of the same id, whoever commits it; it
+        returns the ids of the new ones."""
+        row = {
+            **self._new_row(()),
+            self._job.c.id: self._item.id,
+            self._job.c.qty: self._item.qty,
+        }
+        known = exists().where(self._job.c.id == self._item.id).correlate(self._item.id.table)
+        in_order = select(*row.values()).where(~known).order_by(self._item.position)
+        return self._yielding(row, in_order).returning(self._job.c.id)
+
+    def enqueue_rows(self, names: tuple[str, ...]) -> Insert:
+        """The same for rows with columns of the application's own, whose values only their types
+        can bring to the database. None of them may be known: each attempt would burn a seq."""
         if names not in self._inserts_of_many:
             insert = self._insert(self._job).values(self._new_row(names))
             yielding = insert.on_conflict_do_nothing(index_elements=[self._job.c.id])

@@ -140,9 +140,12 @@ class Statements:
     def _enqueue(self, names: tuple[str, ...]) -> Insert:
         row = self._new_row(names)
         absent = select(*row.values()).where(~exists().where(self._named))
+        return _counted(self._yielding(row, absent))
+
+    def _yielding(self, row: Mapping[Column[Any], Any], rows: Select[Any]) -> Insert:
         # As a suffix: SQLAlchemy 2.0 compiles the databases' own INSERTs anew at each execution.
-        yielding = absent.suffix_with("ON CONFLICT (id) DO NOTHING")
-        return _counted(insert(self._job).from_select(list(row), yielding))
+        suffixed = rows.suffix_with("ON CONFLICT (id) DO NOTHING")
+        return insert(self._job).from_select(list(row), suffixed)
 
     def _new_row(self, names: tuple[str, ...]) -> dict[Column[Any], Any]:
         column = self._job.c

@@ -42,6 +42,7 @@ _BUSY = frozenset({
 # Any number will do that nobody else's advisory locks are likely to have.
 _SCHEMA_LOCK = 0x6C656173652D7374
 _LEVEL: Literal["READ COMMITTED"] = "READ COMMITTED"
+_DRIVERS = frozenset({"asyncpg", "psycopg", "psycopg2"})
 _ABSENT = frozenset({
     "3F000",  # invalid_schema_name
     "42703",  # undefined_column
@@ -167,9 +168,10 @@ def make_own(connection: Connection, *, single: bool) -> None:
 
 
 def _commits_alone(connection: Connection) -> bool:
-    """Whether a statement without a BEGIN has the level, and nobody listens who may count on the
-    transaction around it: to undo it, or for a SET LOCAL of his own."""
+    """Whether a statement without a BEGIN has the level, may write if the application's may, and
+    nobody listens who may count on the transaction around it: to undo it, or for a SET LOCAL."""
     listening = connection.dispatch
+    dialect: Any = connection.dialect
     listeners = (
         listening.begin,
         listening.before_execute,
@@ -178,7 +180,14 @@ def _commits_alone(connection: Connection) -> bool:
         listening.after_execute,
         listening.commit,
     )
-    return connection.default_isolation_level == _LEVEL and not any(map(bool, listeners))
+    return (
+        connection.default_isolation_level == _LEVEL
+        and not any(map(bool, listeners))
+        # Of these, to ask costs nothing.
+        and dialect.driver in _DRIVERS
+        # Told to the server by BEGIN only.
+        and not dialect.get_readonly(_driver(connection))
+    )
 
 
 def restore(connection: Connection) -> None:

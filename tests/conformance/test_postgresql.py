@@ -814,6 +814,15 @@ def test_what_takes_more_than_one_statement_is_one_transaction(
     engine.dispose()
 
 
+def test_who_may_only_read_may_not_write_by_one_statement_either(postgresql: Server) -> None:
+    engine = engine_in("psycopg", postgresql.fresh())
+    reader = JobRepository(engine.execution_options(postgresql_readonly=True))
+    with pytest.raises(DBAPIError, match="read-only transaction"):
+        reader.enqueue({"id": "a", "qty": 1}, NOW, 1000)
+    assert reader.get("a") is None
+    engine.dispose()
+
+
 def test_so_is_one_where_the_server_has_another_level(postgresql: Server, tmp_path: Path) -> None:
     url = postgresql.fresh().update_query_dict(
         {"options": "-c default_transaction_isolation=serializable"}

@@ -168,11 +168,11 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
     "finish batch of none": (lambda r: r.finish_batch([], 5), []),
     "enqueue many": (
         lambda r: r.enqueue_many([{"id": f"new-{n}", "qty": 1} for n in range(1000)], 0, 1000),
-        ["SELECT", "INSERT"],
+        ["INSERT"],
     ),
     "duplicates": (
         lambda r: r.enqueue_many([{"id": "ready", "qty": 1}, {"id": "held", "qty": 9}], 0, 1000),
-        ["SELECT"],
+        ["INSERT", "SELECT"],
     ),
     "enqueue none": (lambda r: r.enqueue_many([], 0, 1000), []),
     "renew batch": (lambda r: r.renew_batch([HELD], 5), ["SELECT", "UPDATE"]),
@@ -202,8 +202,7 @@ def test_no_verb_sends_more_than_it_needs(verb: str, engine: Engine, file: Path)
     assert sent == expected
 
 
-# SQLAlchemy 2.0 compiles an INSERT with a conflict clause of its own anew; a batch can bear it.
-@pytest.mark.parametrize("verb", [verb for verb in SENT if verb != "enqueue many"])
+@pytest.mark.parametrize("verb", SENT)
 def test_no_statement_is_compiled_twice(verb: str, engine: Engine, file: Path) -> None:
     compiled: dict[Any, Any] = {}
     jobs = JobRepository(engine.execution_options(compiled_cache=compiled))
