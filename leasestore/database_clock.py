@@ -18,7 +18,7 @@ class DatabaseClock:
     def __call__(self) -> int:
         with (
             connected(self._engine, self._dialect) as connection,
-            read_transaction(connection, self._dialect),
+            read_transaction(connection, self._dialect, single=True),
         ):
             return self.on(connection)
 

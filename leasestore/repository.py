@@ -139,6 +139,11 @@ class JobRepository(Batches):
             lambda connection: operations.own_of(connection, self._queue.statements, job_id)
         )
 
+    @property
+    def _pooled(self) -> bool:
+        """Whether each verb has a connection of its own; to another one somebody may listen."""
+        return isinstance(self._bind, Engine)
+
     def _do_write(
         self,
         work: Callable[[Connection], _T],
@@ -148,6 +153,7 @@ class JobRepository(Batches):
         single: bool,
     ) -> _T:
         dialect = self._queue.dialect
+        single = single and self._pooled
         with connected(self._bind, dialect) as connection:
             try:
                 with write_transaction(connection, dialect, self._patience_ms, single=single):
@@ -163,7 +169,7 @@ class JobRepository(Batches):
         dialect = self._queue.dialect
         with connected(self._bind, dialect) as connection:
             try:
-                with read_transaction(connection, dialect, single=True):
+                with read_transaction(connection, dialect, single=self._pooled):
                     return work(connection)
             except DBAPIError as error:
                 _name_absent_tables(error, self._queue, connection)

@@ -89,8 +89,9 @@ class Dialect(Protocol):
         """From now on, transactions on this connection are as those of the verbs have to be.
 
         With `single`, one statement is all that changes something in the next one, or no two have
-        to see the same. Where a statement is a transaction by itself, and nobody listens who could
-        still undo it, it may be just that.
+        to see the same, and nobody listens to this very connection. Where a statement is a
+        transaction by itself, and nobody listens to the engine who could still undo it, it may be
+        just that.
         """
         ...
 

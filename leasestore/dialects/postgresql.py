@@ -43,6 +43,17 @@ _BUSY = frozenset({
 _SCHEMA_LOCK = 0x6C656173652D7374
 _LEVEL: Literal["READ COMMITTED"] = "READ COMMITTED"
 _DRIVERS = frozenset({"asyncpg", "psycopg", "psycopg2"})
+# Events of an engine with the transaction around a statement; at the first, each connection may get
+# listeners of its own.
+_AROUND = (
+    "engine_connect",
+    "begin",
+    "before_execute",
+    "before_cursor_execute",
+    "after_cursor_execute",
+    "after_execute",
+    "commit",
+)
 _ABSENT = frozenset({
     "3F000",  # invalid_schema_name
     "42703",  # undefined_column
@@ -170,23 +181,14 @@ def make_own(connection: Connection, *, single: bool) -> None:
 def _commits_alone(connection: Connection) -> bool:
     """Whether a statement without a BEGIN has the level, may write if the application's may, and
     nobody listens who may count on the transaction around it: to undo it, or for a SET LOCAL."""
-    listening = connection.dispatch
     dialect: Any = connection.dialect
-    listeners = (
-        listening.begin,
-        listening.before_execute,
-        listening.before_cursor_execute,
-        listening.after_cursor_execute,
-        listening.after_execute,
-        listening.commit,
-    )
     return (
         connection.default_isolation_level == _LEVEL
-        and not any(map(bool, listeners))
-        # Of these, to ask costs nothing.
+        # To ask these costs nothing.
         and dialect.driver in _DRIVERS
         # Told to the server by BEGIN only.
         and not dialect.get_readonly(_driver(connection))
+        and not any(getattr(connection.engine.dispatch, name) for name in _AROUND)
     )
 
 

@@ -749,6 +749,7 @@ def listening_to(engine: Engine, name: str) -> None:
 COUNTS_ON_IT: dict[str, Callable[[Engine], object]] = {
     name: partial(listening_to, name=name)
     for name in (
+        "engine_connect",
         "begin",
         "before_execute",
         "before_cursor_execute",
@@ -770,6 +771,18 @@ def test_who_listens_finds_a_transaction_around_it(
     with spoken(engine, tmp_path) as statements:
         assert jobs.finish(ticket, "ok", NOW) == "done"
     assert [statements[0], statements[-1]] == ["BEGIN", "COMMIT"]
+    engine.dispose()
+
+
+def test_a_borrowed_connection_may_have_listeners_of_its_own(
+    postgresql: Server, tmp_path: Path
+) -> None:
+    engine = engine_in("psycopg", postgresql.fresh())
+    ticket = held(JobRepository(engine))
+    with spoken(engine, tmp_path) as statements, engine.connect() as connection:
+        event.listen(connection, "commit", lambda _: None)
+        assert JobRepository(connection).release(ticket)
+    assert statements == ["BEGIN", "UPDATE", "COMMIT"]
     engine.dispose()
 
 
