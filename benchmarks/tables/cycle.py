@@ -13,7 +13,6 @@ from benchmarks.contenders.psycopg_by_hand import Autocommit, Transactions
 from benchmarks.contenders.sqlalchemy_by_hand import SqlalchemyByHand
 from benchmarks.contenders.sqlite_by_hand import SqliteByHand
 from benchmarks.measure import Table
-from leasestore import JobRepository
 
 _GROUP = 100
 
@@ -34,6 +33,7 @@ def cycle(bench: Bench) -> Table:
             "by hand, sqlite3": partial(SqliteByHand, copy()),
             "by hand, SQLAlchemy": partial(SqlalchemyByHand, copy()),
             "leasestore": partial(Library, copy()),
+            "leasestore, finish and claim in one": partial(OneStepLess, copy()),
         }
         clock = time.process_time if synchronous == "OFF" else time.perf_counter
         cycles_in_turns(bench, table, group, opens, "by hand, sqlite3", clock=clock)
@@ -58,6 +58,7 @@ def postgresql_cycle(bench: Bench) -> Table:
             base: partial(Transactions, copy()),
             "by hand, autocommit": partial(Autocommit, copy()),
             "leasestore": partial(Library, copy()),
+            "leasestore, finish and claim in one": partial(OneStepLess, copy()),
         }
         cycles_in_turns(bench, table, group, opens, base)
     return table
@@ -69,16 +70,15 @@ def groups(bench: Bench) -> Table:
     )
     targets: dict[str, Callable[[], Sqlite | Postgresql]] = {}
     if bench.sqlite:
-        off = partial(bench.files.copy, None, "WAL", "OFF")
-        targets |= {"WAL, FULL": bench.files.copy, "WAL, OFF": off}
+        for journal, synchronous in (("WAL", "FULL"), ("DELETE", "FULL"), ("WAL", "OFF")):
+            copy = partial(bench.files.copy, None, journal, synchronous)
+            targets[f"{journal}, {synchronous}"] = copy
     if bench.databases is not None:
         targets[bench.databases.durability()] = bench.databases.copy
-    for group, copy in targets.items():
-        opens: Opens = {"one by one": partial(Library, copy())}
-        if hasattr(JobRepository, "enqueue_many"):
-            opens[f"groups of {_GROUP}"] = partial(Grouped, copy(), _GROUP)
-        if hasattr(JobRepository, "finish_and_claim"):
-            opens["finish and claim in one"] = partial(OneStepLess, copy())
-        if len(opens) > 1:
-            cycles_in_turns(bench, table, group, opens, "one by one", cycles=_GROUP)
+    for group, made in targets.items():
+        opens: Opens = {
+            "one by one": partial(Library, made()),
+            f"groups of {_GROUP}": partial(Grouped, made(), _GROUP),
+        }
+        cycles_in_turns(bench, table, group, opens, "one by one", cycles=_GROUP)
     return table
