@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ReferenceType
 
 import pytest
 from sqlalchemy import Engine, create_engine, event
@@ -374,7 +375,8 @@ def test_a_worker_keeps_nothing_of_the_jobs_that_it_has_done(path: Path, told: T
         number = int(delivery.id.partition("-")[2])
         if number in (JOBS // 10, JOBS, 2 * JOBS):
             gc.collect()
-            counted.append(len(gc.get_objects()))
+            # sqlite3 itself keeps up to 200 dead references to cursors of each connection.
+            counted.append(sum(type(each) is not ReferenceType for each in gc.get_objects()))
         if number % 100 == 7:
             raise Retryable("again", delay_ms=0) if delivery.attempt == 1 else Permanent("never")
         if number % 100 == 8:
@@ -387,5 +389,5 @@ def test_a_worker_keeps_nothing_of_the_jobs_that_it_has_done(path: Path, told: T
     few = 2 * JOBS // 100
     assert worked == Worked(done=2 * JOBS - few, retried=few, dead=few, ended="empty")
     first, middle, last = counted
-    assert max(middle, last) - first < 200, counted
+    assert max(middle, last) - first < 100, counted
     engine.dispose()
