@@ -51,8 +51,9 @@ def claim_batch(
 ) -> tuple[list[Ticket], list[SweptJob]]:
     """The tickets in order of seq, and the jobs that are dead now."""
     bound = parameters(now=now, owner=owner, until=now + lease_ms, limit=limit)
-    rows = connection.execute(statements.claim_batch, bound).all()
-    tickets, swept = operations.leased_and_swept(rows)
+    tickets, swept = operations.sweep_and_lease(
+        connection, statements, statements.claim_batch, bound
+    )
     for _ in tickets:
         operations.pass_point(fault, "after-claim")
     return tickets, swept

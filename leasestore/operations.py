@@ -24,7 +24,7 @@ from sqlalchemy.types import NullType
 from leasestore.dialects import Dialect
 from leasestore.errors import Conflict, LeaseStoreError, NotDead, SchemaError
 from leasestore.models import Job
-from leasestore.statements import Statements, own_parameters, parameters
+from leasestore.statements import FEW_DEAD, Statements, own_parameters, parameters
 from leasestore.tickets import (
     Event,
     JobState,
@@ -128,22 +128,29 @@ def claim(
     """The ticket, and the jobs that are dead now."""
     bound = parameters(now=now, owner=owner, until=now + lease_ms, id=job_id)
     statement = statements.claim if job_id is None else statements.claim_one
-    tickets, swept = leased_and_swept(connection.execute(statement, bound).all())
+    tickets, swept = sweep_and_lease(connection, statements, statement, bound)
     if not tickets:
         return None, swept
     pass_point(fault, "after-claim")
     return tickets[0], swept
 
 
-def leased_and_swept(rows: Sequence[Row[Any]]) -> tuple[list[Ticket], list[SweptJob]]:
-    """What the statements that claim return: the tickets in order of seq, and who died."""
-    leased = [row for row in rows if row.reason is None]
-    swept = [_swept_job(row) for row in rows if row.reason is not None]
-    return [ticket_in(row) for row in sorted(leased, key=lambda row: row.seq)], swept
-
-
-def _swept_job(row: Row[Any]) -> SweptJob:
-    return {"id": row.id, "token": row.token, "attempts": row.attempts, "reason": row.reason}
+def sweep_and_lease(
+    connection: Connection, statements: Statements, claim: Update, bound: Mapping[str, object]
+) -> tuple[list[Ticket], list[SweptJob]]:
+    """The tickets in order of seq, and the jobs that are dead now."""
+    rows = connection.execute(claim, bound).all()
+    leased = sorted((row for row in rows if row.reason is None), key=lambda row: row.seq)
+    dead: list[Sequence[Any]] = [
+        (row.id, row.token, row.attempts, row.reason) for row in rows if row.reason is not None
+    ]
+    if len(dead) >= FEW_DEAD:
+        dead += connection.execute(statements.sweep, bound).all()
+    swept: list[SweptJob] = [
+        {"id": job_id, "token": token, "attempts": attempts, "reason": reason}
+        for job_id, token, attempts, reason in dead
+    ]
+    return [ticket_in(row) for row in leased], swept
 
 
 def finish(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from leasestore import Ticket
+from leasestore.statements import FEW_DEAD
 from tests.conformance.scene import insert_held
 from tests.conformance.stores import SQLITE, Store
 
@@ -154,6 +155,42 @@ def test_the_sweep_is_kept_when_a_job_is_taken_too(store: Store) -> None:
     assert ticket is not None
     assert ticket["id"] == "ready"
     assert {row["id"]: row for row in store.rows() if row["id"] != "ready"} == expected
+
+
+def put_very_many_to_sweep(store: Store, each: int) -> dict[str, str]:
+    """So many of each kind, and the reason for which each has to die."""
+    leased: dict[str, Any] = {"status": "leased", "attempts": 3, "token": 3, "owner": "x"}
+    for number in range(each):
+        store.insert(id=f"late-{number}", deadline=100 - number)
+        store.insert(id=f"spent-{number}", lease_until=100 - number, **leased)
+        store.insert(id=f"neither-{number}", lease_until=99, **{**leased, "deadline": 100})
+    why = {"late": "deadline", "spent": "exhausted", "neither": "deadline"}
+    return {f"{kind}-{number}": why[kind] for kind in why for number in range(each)}
+
+
+# Fewer than a claim itself takes along, as many of each kind, and more.
+@pytest.mark.parametrize("each", [FEW_DEAD // 4, FEW_DEAD, FEW_DEAD + 5])
+def test_the_sweep_leaves_nothing_however_many_there_are(store: Store, each: int) -> None:
+    reasons = put_very_many_to_sweep(store, each)
+    store.insert(id="ready")
+    store.insert(id="held", status="leased", attempts=3, token=3, owner="x", lease_until=101)
+    ticket = store.repository.claim("me", 100)
+    assert ticket is not None
+    assert ticket["id"] == "ready"
+    assert {row["id"]: row["reason"] for row in store.rows() if row["status"] == "dead"} == reasons
+    assert store.row("held")["status"] == "leased"
+
+
+def test_who_sweeps_is_told_of_each(one_store: Store) -> None:
+    reasons = put_very_many_to_sweep(one_store, FEW_DEAD + 5)
+    attempts = {"late": 0, "spent": 3, "neither": 3}
+    ticket, swept = one_store.repository._claim_and_sweep("me", 100, 1000)
+    assert ticket is None
+    assert len(swept) == len(reasons)
+    assert {job["id"]: job["reason"] for job in swept} == reasons
+    for job in swept:
+        assert job["attempts"] == job["token"] == attempts[job["id"].partition("-")[0]]
+    assert one_store.repository._claim_and_sweep("me", 100, 1000) == (None, [])
 
 
 def test_a_claim_of_one_job_sweeps_that_job_alone(store: Store) -> None:

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from leasestore import Ticket
+from leasestore.statements import FEW_DEAD
 from tests.conformance.scene import NOW, Points, stage
 from tests.conformance.stores import Store
-from tests.conformance.test_claim import SWEPT, expected_after_sweep, put_rows_to_sweep
+from tests.conformance.test_claim import (
+    SWEPT,
+    expected_after_sweep,
+    put_rows_to_sweep,
+    put_very_many_to_sweep,
+)
 
 
 def ids(tickets: list[Ticket]) -> list[str]:
@@ -60,6 +66,14 @@ def test_it_sweeps_as_a_claim_does(store: Store) -> None:
     expected = expected_after_sweep(store, *SWEPT)
     assert store.repository.claim_batch("me", 100, 100) == []
     assert {row["id"]: row for row in store.rows()} == expected
+
+
+def test_its_sweep_leaves_nothing_however_many_there_are(store: Store) -> None:
+    reasons = put_very_many_to_sweep(store, FEW_DEAD + 5)
+    for name in ("b", "a"):
+        store.insert(id=name)
+    assert ids(store.repository.claim_batch("me", 100, 5)) == ["b", "a"]
+    assert {row["id"]: row["reason"] for row in store.rows() if row["status"] == "dead"} == reasons
 
 
 def test_nothing_taken_is_no_point_passed(store: Store) -> None:

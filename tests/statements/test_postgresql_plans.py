@@ -10,7 +10,7 @@ from itertools import chain, product
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy import URL, Engine, create_engine, text
 
 from leasestore import JobRepository, Outcome, Ticket
 from tests.conformance.postgresql import Plain, beside, wipe
@@ -164,6 +164,39 @@ def test_recover_touches_only_what_has_ended(forced: Engine, plain: Plain) -> No
     answer = JobRepository(forced).recover(NOW)
     assert answer == {"recovered": 10, "deadline": 20, "exhausted": 10}
     assert tally(plain, before) == {**SWEPT, "lost": 10}
+
+
+BACKLOGS = {
+    "ready": "('pending', 0, NULL::bigint)",
+    "delayed": "('pending', 5000, NULL::bigint)",
+    "ended": "('leased', 0, 500)",
+    "done": "('done', 0, NULL::bigint)",
+}
+
+
+@pytest.mark.parametrize("kind", BACKLOGS)
+def test_a_claim_is_not_planned_anew_each_time_whatever_the_backlog(
+    postgresql: Server, kind: str
+) -> None:
+    url = postgresql.fresh()
+    engine = create_engine(url, connect_args={"prepare_threshold": 0})
+    with beside(url) as plain, engine.connect() as connection:
+        plain.execute(
+            "INSERT INTO jobs (id, qty, status, attempts, max_attempts, token, available_at,"
+            " deadline, lease_until) SELECT 'job-' || number, 1, status, 1, 3, 1, available_at,"
+            " 9000 + number, lease_until"
+            f" FROM generate_series(1, 30000) number, (VALUES {BACKLOGS[kind]})"
+            " AS kinds (status, available_at, lease_until)".encode()
+        )
+        plain.execute("UPDATE jobs SET status = 'pending', available_at = 0 WHERE seq > 29900")
+        plain.execute("ANALYZE jobs")
+        for _ in range(30):
+            assert JobRepository(connection).claim("me", NOW) is not None
+        counts = text("SELECT generic_plans FROM pg_prepared_statements WHERE statement LIKE :like")
+        (times,) = connection.execute(counts, {"like": "%THEN 'dead' ELSE 'leased'%"}).scalars()
+    engine.dispose()
+    # The first five are planned for what they bind, as ever.
+    assert times == 25
 
 
 @pytest.mark.parametrize("limit", [1, 3])

@@ -181,6 +181,22 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
 }
 
 
+@pytest.mark.parametrize(("late", "expected"), [(19, ["WITH"]), (20, ["WITH", "UPDATE"])])
+def test_a_claim_leaves_many_deaths_to_a_sweep(
+    engine: Engine, file: Path, late: int, expected: list[str]
+) -> None:
+    for number in range(late):
+        insert_row(file, id=f"late-{number}", deadline=5)
+    sent: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        sent.append(statement.partition(" ")[0])
+
+    assert JobRepository(engine).claim("me", 5) is None
+    assert sent == expected
+
+
 def stage(file: Path) -> None:
     insert_row(file, id="ready")
     insert_row(file, id="held", status="leased", attempts=1, token=1, owner="me", lease_until=900)
