@@ -197,6 +197,8 @@ class Verbs(ABC):
         """Take the first job whose time has come, for `lease_ms` (CONTRACT.md, "claim").
 
         Jobs with no time or no attempts left become dead first, and stay so whatever is found.
+        On PostgreSQL, of more than twenty of each the rest may die right after, in a transaction of
+        its own.
 
         Args:
             lease_ms: 1 to 60000; the lease never outlasts the job's deadline.
