@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leasestore.backoff import retry_delay
 from leasestore.clock import Clock, system_clock
@@ -23,7 +22,6 @@ from leasestore.errors import (
     UnsupportedEngine,
 )
 from leasestore.models import Job, JobMixin, Redrive, RedriveMixin
-from leasestore.queue_file import QueueFile, open_queue, run_file
 from leasestore.repository import EnlistedRepository, JobRepository
 from leasestore.tickets import (
     Delivered,
@@ -37,13 +35,35 @@ from leasestore.tickets import (
 )
 from leasestore.transactions import immediate
 from leasestore.validation import Fault, Limits
-from leasestore.wakeup import Wakeup
-from leasestore.watcher import Watcher
-from leasestore.worker import Delivery, Worked, Worker
 
 if TYPE_CHECKING:
     from leasestore import aio as aio
     from leasestore import schema as schema
+    from leasestore.queue_file import QueueFile, open_queue, run_file
+    from leasestore.wakeup import Wakeup
+    from leasestore.watcher import Watcher
+    from leasestore.worker import Delivery, Worked, Worker
+else:
+    # A process that only enqueues does without these, and without Alembic and greenlet.
+    _LATER = {
+        "Delivery": "worker",
+        "QueueFile": "queue_file",
+        "Wakeup": "wakeup",
+        "Watcher": "watcher",
+        "Worked": "worker",
+        "Worker": "worker",
+        "open_queue": "queue_file",
+        "run_file": "queue_file",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name in ("aio", "schema"):
+            return import_module(f"leasestore.{name}")
+        if name in _LATER:
+            value = getattr(import_module(f"leasestore.{_LATER[name]}"), name)
+            return globals().setdefault(name, value)
+        raise AttributeError(f"module 'leasestore' has no attribute {name!r}")
+
 
 __all__ = [
     "Attempt",
@@ -90,9 +110,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """`leasestore.schema` and `leasestore.aio`, imported when they are asked for: they need
-    Alembic and greenlet, which a process that only works the queue does without."""
-    if name in ("aio", "schema"):
-        return import_module(f"leasestore.{name}")
-    raise AttributeError(f"module 'leasestore' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -146,7 +146,7 @@ class Statements:
         absent = select(*row.values()).where(~exists().where(self._named))
         return _counted(self._yielding(row, absent))
 
-    def _yielding(self, row: Mapping[Column[Any], Any], rows: Select[Any]) -> Insert:
+    def _yielding(self, row: Mapping[Column[Any], Any], rows: Any) -> Insert:
         # As a suffix: SQLAlchemy 2.0 compiles the databases' own INSERTs anew at each execution.
         suffixed = rows.suffix_with("ON CONFLICT (id) DO NOTHING")
         return insert(self._job).from_select(list(row), suffixed)

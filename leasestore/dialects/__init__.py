@@ -10,7 +10,6 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
-from leasestore.dialects import postgresql, sqlite
 from leasestore.errors import UnsupportedEngine
 
 
@@ -178,7 +177,20 @@ class Dialect(Protocol):
         ...
 
 
-_DIALECTS: dict[str, Dialect] = {"postgresql": postgresql, "sqlite": sqlite}
+def _postgresql() -> Dialect:
+    from leasestore.dialects import postgresql
+
+    return postgresql
+
+
+def _sqlite() -> Dialect:
+    from leasestore.dialects import sqlite
+
+    return sqlite
+
+
+# Imported by whoever has such an engine: SQLAlchemy's PostgreSQL is a sixth of its whole import.
+_DIALECTS: dict[str, Callable[[], Dialect]] = {"postgresql": _postgresql, "sqlite": _sqlite}
 
 
 def named(name: str) -> Dialect:
@@ -188,6 +200,6 @@ def named(name: str) -> Dialect:
             f"leasestore keeps its contract on {', '.join(sorted(_DIALECTS))}; this engine is for "
             f"{name}. Give the jobs an engine of their own"
         )
-    dialect = _DIALECTS[name]
+    dialect = _DIALECTS[name]()
     dialect.check_version()
     return dialect
