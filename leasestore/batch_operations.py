@@ -85,6 +85,34 @@ def finish_batch(
     ]
 
 
+def claim_up_to(
+    connection: Connection,
+    statements: BatchStatements,
+    owner: str,
+    now: int,
+    limit: int,
+    lease_ms: int,
+) -> tuple[list[Ticket], list[SweptJob]]:
+    """As `claim_batch`; one job as `claim` takes it."""
+    if limit > 1:
+        return claim_batch(connection, statements, owner, now, limit, lease_ms, None)
+    ticket, swept = operations.claim(connection, statements, owner, now, lease_ms, None, None)
+    return [] if ticket is None else [ticket], swept
+
+
+def finish_all(
+    connection: Connection,
+    statements: BatchStatements,
+    items: Sequence[tuple[Ticket, Outcome, int]],
+    now: int,
+) -> list[Status | None]:
+    """As `finish_batch`; one job as `finish` ends it."""
+    if len(items) > 1:
+        return finish_batch(connection, statements, items, now, None, stale_raises=False)
+    ((ticket, outcome, delay_ms),) = items
+    return [operations.finish(connection, statements, ticket, outcome, now, delay_ms, {}, None)]
+
+
 def enqueue_many(
     connection: Connection,
     statements: BatchStatements,

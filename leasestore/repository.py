@@ -3,7 +3,7 @@ application's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any, Literal, NoReturn, Self, TypeVar
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from leasestore import operations, validation
+from leasestore import batch_operations, operations, validation
 from leasestore.batches import Batches
 from leasestore.clock import Clock
 from leasestore.errors import SchemaError, StaleTicket, StoreBusy
@@ -106,16 +106,49 @@ class JobRepository(Batches):
         return other
 
     def _claim_and_sweep(
-        self, owner: str, now_ms: int | Clock, lease_ms: int
-    ) -> tuple[Ticket | None, list[SweptJob]]:
-        """What `claim` does, and which jobs its sweep found dead."""
+        self, owner: str, now_ms: int | Clock, limit: int, lease_ms: int
+    ) -> tuple[list[Ticket], list[SweptJob]]:
+        """What `claim_batch` does, and which jobs its sweep found dead."""
         now = validation.moment(now_ms, self._queue.limits)
         return self._write(
-            lambda connection: operations.claim(
-                connection, self._queue.statements, owner, now(connection), lease_ms, None, None
+            lambda connection: batch_operations.claim_up_to(
+                connection, self._queue.statements, owner, now(connection), limit, lease_ms
             ),
             single=True,
         )
+
+    def _finish_and_claim(
+        self,
+        ends: Sequence[tuple[Ticket, Outcome, int]],
+        owner: str,
+        now_ms: int | Clock,
+        lease_ms: int,
+        *,
+        claims: bool,
+    ) -> tuple[list[Status | None], list[Ticket], list[SweptJob]]:
+        """What `finish_batch` does; if it claims, then also `_claim_and_sweep` for as many jobs as
+        were ended, in the same transaction."""
+        statements = self._queue.statements
+        now = self._moment(now_ms, *(ticket["id"] for ticket, _, _ in ends))
+
+        def work(
+            connection: Connection,
+        ) -> tuple[list[Status | None], list[Ticket], list[SweptJob]]:
+            moment = now(connection)
+            statuses = batch_operations.finish_all(connection, statements, ends, moment)
+            ended = len(statuses) - statuses.count(None)
+            if not (claims and ended):
+                return statuses, [], []
+            claimed = batch_operations.claim_up_to(
+                connection, statements, owner, moment, ended, lease_ms
+            )
+            return statuses, *claimed
+
+        def frees(answer: tuple[list[Status | None], list[Ticket], list[SweptJob]]) -> bool:
+            pairs = zip(answer[0], ends, strict=True)
+            return any(status == "pending" and not delay for status, (_, _, delay) in pairs)
+
+        return self._write(work, frees=frees)
 
     def _watch(self, now_ms: int | Clock, limit: int) -> Watched:
         """What `recover` does, for at most so many stuck jobs, and which ones they were."""

@@ -1,33 +1,29 @@
-"""The thread that claims: as many jobs as there are places, until told to stop."""
+"""The thread that claims: a job for each free place, until told to stop."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable
 
 from leasestore.errors import SchemaError, UnsupportedEngine
-from leasestore.tickets import SweptJob
 from leasestore.worker.hand import Hand
-from leasestore.worker.log import WHY_DEAD, Outage, kind_of, shown, tell, tell_of
+from leasestore.worker.intake import Intake
+from leasestore.worker.log import Outage, kind_of, shown, tell
 from leasestore.worker.pauses import idle_ms, outage_ms
 from leasestore.worker.results import Ended
 from leasestore.worker.running import Running, Sighting
 from leasestore.worker.terms import Terms, Until, Wakeable
 
 _JOIN_S = 1.0
-# A worker that comes back after a long time may find very many.
-_MOST_TOLD = 100
 
 
 class Claims:
-    """Claims, and hands on what it got.
+    """Claims for the places that are free. (While none is, the finishes claim for the places that
+    they free, see `settling`.)
 
     Args:
         until: when to end if no stop comes.
-        hand_on: called with each job, once it is in hand.
-        hand_back: called with one that was claimed while a stop came.
         ended: called once, with how it ended, or with the error that made it useless to begin.
     """
 
@@ -37,12 +33,11 @@ class Claims:
         hand: Hand,
         wakeup: Wakeable,
         until: Until,
-        hand_on: Callable[[Running], object],
-        hand_back: Callable[[Running], object],
+        intake: Intake,
         ended: Callable[[Ended | BaseException], object],
     ) -> None:
         self._terms, self._hand, self._wakeup, self._until = terms, hand, wakeup, until
-        self._hand_on, self._hand_back, self._ended = hand_on, hand_back, ended
+        self._intake, self._ended = intake, ended
         self._outage = Outage("claim", terms.owner)
         self._stopping = threading.Event()
         self._proven, self._deaf, self._idle_rounds = False, False, 0
@@ -76,11 +71,11 @@ class Claims:
         self._ended(ended)
 
     def _claim_on(self) -> Ended:
-        while self._hand.has_place():
-            # Counted before the claim: a job that is put down meanwhile may have enqueued another.
-            in_hand = len(self._hand.jobs())
+        while free := self._hand.free_places():
+            # Noted before the claim: a job that is put down meanwhile may have enqueued another.
+            in_hand = self._hand.jobs()
             try:
-                job = self._claim()
+                claimed, late = self._claim(1 if self._until == "once" else free)
             except (SchemaError, UnsupportedEngine) as error:
                 if not self._proven:
                     raise
@@ -89,62 +84,36 @@ class Claims:
                 self._after_failure(error)
             else:
                 self._outage.over()
-                ended = self._after_claim(job, in_hand)
+                self._intake.give_back(late)
+                ended = self._after_claim(claimed, in_hand)
                 if ended is not None:
                     return ended
         return "stopped"
 
-    def _claim(self) -> Running | None:
+    def _claim(self, limit: int) -> tuple[bool, list[Running]]:
+        """Whether there was anything, and what of it came too late."""
         terms = self._terms
         if terms.wants_delivery and not self._proven:
             # Before anything is claimed: do the tables have the model's columns?
             terms.repository._own_of(terms.owner)
         sighting = Sighting(terms.clock)
-        repository = terms.repository
-        ticket, swept = repository._claim_and_sweep(terms.owner, sighting, terms.lease_ms)
+        tickets, swept = terms.repository._claim_and_sweep(
+            terms.owner, sighting, limit, terms.lease_ms
+        )
         self._proven = True
-        self._tell_swept(swept)
-        if ticket is None:
-            return None
-        job = Running(ticket, sighting, terms.lease_ms, terms.max_run_ms)
-        tell_of(job, logging.DEBUG, "claimed", "claimed")
-        return job
+        self._intake.tell_swept(swept)
+        return bool(tickets), self._intake.take(tickets, sighting)
 
-    def _tell_swept(self, swept: list[SweptJob]) -> None:
-        self._hand.count("swept", len(swept))
-        for job in swept[:_MOST_TOLD]:
-            tell(
-                logging.WARNING,
-                "swept",
-                f"job {job['id']} is dead: {WHY_DEAD[job['reason']]}",
-                job_id=job["id"],
-                token=job["token"],
-                attempt=job["attempts"],
-                owner=self._terms.owner,
-                reason=job["reason"],
-            )
-        rest = Counter(job["reason"] for job in swept[_MOST_TOLD:])
-        if rest:
-            late, spent = rest["deadline"], rest["exhausted"]
-            causes = f"{late} of their deadline, {spent} of their attempts"
-            text = f"{late + spent} more jobs are dead: {causes}"
-            owner = self._terms.owner
-            tell(logging.WARNING, "swept", text, owner=owner, deadline=late, exhausted=spent)
-
-    def _after_claim(self, job: Running | None, in_hand: int) -> Ended | None:
-        if job is not None:
+    def _after_claim(self, claimed: bool, in_hand: list[Running]) -> Ended | None:
+        if claimed:
             self._idle_rounds = 0
-            if not self._hand.take(job):
-                self._hand_back(job)
-                return "stopped"
-            self._hand_on(job)
             return "once" if self._until == "once" else None
         if self._until == "stopped":
             self._idle()
         elif not in_hand:
             return "empty"
         else:
-            self._hand.wait_for_fewer(in_hand)
+            self._hand.wait_for_one_of(in_hand)
         return None
 
     def _idle(self) -> None:

@@ -1,10 +1,10 @@
-"""The jobs in hand: never more than there are places to work them."""
+"""The jobs in hand: never more that are still to be ended than there are places to work them."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from leasestore.worker.results import End, Ended, Worked
@@ -23,26 +23,43 @@ class Hand:
         self._places, self._emptied = places, emptied
         self._changed = threading.Condition()
         self._jobs: set[Running] = set()
+        # Those whose places others have already.
+        self._leaving: set[Running] = set()
         self._ends: Counter[str] = Counter()
         self._closed, self._stopped = False, False
 
-    def has_place(self) -> bool:
-        """Wait for a free place; False if a stop comes first."""
+    def free_places(self) -> int:
+        """Wait until there are any; how many, or 0 if a stop comes first."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or len(self._jobs) < self._places)
-            return not self._stopped
+            self._changed.wait_for(lambda: self._stopped or self._free())
+            return 0 if self._stopped else self._free()
 
-    def wait_for_fewer(self, than: int) -> None:
-        """Wait until fewer than so many are in hand, or a stop comes."""
+    def goes_on(self) -> bool:
+        """Whether every place is taken, and more may come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or len(self._jobs) < than)
+            return not self._closed and not self._free()
 
-    def take(self, job: Running) -> bool:
-        """False if a stop came first."""
+    def _free(self) -> int:
+        return self._places - len(self._jobs) + len(self._leaving)
+
+    def wait_for_one_of(self, jobs: Collection[Running]) -> None:
+        """Wait until one of these is put down, or a stop comes."""
         with self._changed:
-            if not self._stopped:
-                self._jobs.add(job)
-            return not self._stopped
+            self._changed.wait_for(lambda: self._stopped or not self._jobs.issuperset(jobs))
+
+    def take(self, job: Running, instead_of: Running | None = None) -> bool:
+        """Take a job into hand, in the place of one whose end is written if one is given.
+
+        Returns:
+            False if a stop came first, or if that one was put down: its place is free, or taken.
+        """
+        with self._changed:
+            if self._stopped or not (instead_of is None or instead_of in self._jobs):
+                return False
+            self._jobs.add(job)
+            if instead_of is not None:
+                self._leaving.add(instead_of)
+            return True
 
     def count(self, end: End | Literal["swept"], number: int = 1) -> None:
         """What jobs came to that were never in hand."""
@@ -53,6 +70,7 @@ class Hand:
         with self._changed:
             self._ends[end] += 1
             self._jobs.discard(job)
+            self._leaving.discard(job)
             self._changed.notify_all()
             told = self._closed and not self._jobs
         if told:

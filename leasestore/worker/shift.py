@@ -10,6 +10,7 @@ from leasestore.worker.claims import Claims
 from leasestore.worker.hand import Hand
 from leasestore.worker.handlers import handler_of
 from leasestore.worker.heartbeat import Heartbeat
+from leasestore.worker.intake import Intake
 from leasestore.worker.log import tell_of
 from leasestore.worker.places import Places
 from leasestore.worker.results import Ended, Worked
@@ -22,6 +23,7 @@ class Shift:
     """From `open` to `close`.
 
     Args:
+        stopping: whether a stop was asked for, though `stop` may not have been called yet.
         claims_ended: called once no more is claimed, with the reason.
         emptied: called when the last job in hand is put down after that.
     """
@@ -31,6 +33,7 @@ class Shift:
         terms: Terms,
         wakeup: Wakeable,
         until: Until,
+        stopping: Callable[[], bool],
         claims_ended: Callable[[Ended | BaseException], object],
         emptied: Callable[[], object],
     ) -> None:
@@ -40,17 +43,10 @@ class Shift:
             terms.repository, terms.clock, terms.owner, terms.lease_ms, terms.concurrency
         )
         self._handler = handler_of(terms.send, terms.owner)
-        settling = Settling(terms, self._over)
+        intake = Intake(terms, self._hand, hand_on=self._take_up, hand_back=self._give_back)
+        settling = Settling(terms, until, self._hand, intake, stopping, self._over)
         self._places = Places(terms, self._handler, self._hand, self._heartbeat, settling)
-        self._claims = Claims(
-            terms,
-            self._hand,
-            wakeup,
-            until,
-            hand_on=self._take_up,
-            hand_back=self._places.release,
-            ended=claims_ended,
-        )
+        self._claims = Claims(terms, self._hand, wakeup, until, intake, claims_ended)
 
     def open(self) -> None:
         self._handler.open()
@@ -85,3 +81,6 @@ class Shift:
     def _take_up(self, job: Running) -> None:
         self._heartbeat.add(job)
         self._places.work(job)
+
+    def _give_back(self, job: Running) -> None:
+        self._places.release(job)

@@ -33,8 +33,13 @@ class _ClaimsEnded:
 
 
 _STOP, _EMPTIED = "stop", "emptied"
-# A SimpleQueue, since a signal handler may put something into it at any moment.
-_Mail = SimpleQueue[str | _ClaimsEnded]
+
+
+class _Mail(SimpleQueue[str | _ClaimsEnded]):
+    """What the thread that waits is to know. A SimpleQueue, since a signal handler may put
+    something into it at any moment."""
+
+    stop_asked = False
 
 
 class Worker:
@@ -62,8 +67,10 @@ class Worker:
     process, or was found to be somebody else's, the job is lost: `Delivery.lost` is set, and what
     the run comes to is not written. Nothing stops `send` itself.
 
-    **The finish.** It is tried again while the database fails and the lease lasts; then it is given
-    up, and the lease ends by itself. An error of the database never ends the worker: it claims again
+    **The finish.** It is written with those that come while another one is being written, and claims
+    for the places that they free, in one transaction; where that fails, each goes on by itself. It is
+    tried again while the database fails and the lease lasts; then it is given up, and the lease ends by
+    itself. An error of the database never ends the worker: it claims again
     after a pause, which grows up to 5 s (or ten times `poll_ms`, if that is less). A statement that
     never answers holds its thread for as long as the driver lets it: give the driver a limit, as with
     `connect_args={"connect_timeout": 10, "tcp_user_timeout": 10_000}` on PostgreSQL.
@@ -131,7 +138,7 @@ class Worker:
         )
         self._wakeup = arguments.has("wakeup", wakeup, "wait", "wake", "close")
         self._watcher = arguments.has("watcher", watcher, "run", "stop")
-        self._mail: _Mail = SimpleQueue()
+        self._mail = _Mail()
         self._running = threading.Lock()
 
     @property
@@ -179,7 +186,9 @@ class Worker:
         May be called from any thread, from `send`, and from a signal handler. Before `run` it makes
         the next run end at once.
         """
-        self._mail.put(_STOP)
+        mail = self._mail
+        mail.stop_asked = True
+        mail.put(_STOP)
 
     def _run(self, until: Until) -> Worked:
         terms = self._terms = replace(self._terms, owner=self._named or owner_of_this_run())
@@ -195,6 +204,7 @@ class Worker:
                 terms,
                 wakeup,
                 until,
+                stopping=lambda: mail.stop_asked,
                 claims_ended=lambda how: mail.put(_ClaimsEnded(how)),
                 emptied=lambda: mail.put(_EMPTIED),
             )
@@ -208,7 +218,7 @@ class Worker:
                 ended = self._wait(mail, shift)
             finally:
                 # What is still to be said about this run is not for the next one.
-                self._mail = SimpleQueue()
+                self._mail = _Mail()
                 worked = shift.close(ended)
                 text = f"worker {terms.owner} ends ({worked.ended}): {in_words(worked)}"
                 tell(logging.INFO, "ended", text, owner=terms.owner, **asdict(worked))

@@ -184,13 +184,13 @@ def test_the_sweep_leaves_nothing_however_many_there_are(store: Store, each: int
 def test_who_sweeps_is_told_of_each(one_store: Store) -> None:
     reasons = put_very_many_to_sweep(one_store, FEW_DEAD + 5)
     attempts = {"late": 0, "spent": 3, "neither": 3}
-    ticket, swept = one_store.repository._claim_and_sweep("me", 100, 1000)
-    assert ticket is None
+    tickets, swept = one_store.repository._claim_and_sweep("me", 100, 1, 1000)
+    assert tickets == []
     assert len(swept) == len(reasons)
     assert {job["id"]: job["reason"] for job in swept} == reasons
     for job in swept:
         assert job["attempts"] == job["token"] == attempts[job["id"].partition("-")[0]]
-    assert one_store.repository._claim_and_sweep("me", 100, 1000) == (None, [])
+    assert one_store.repository._claim_and_sweep("me", 100, 1, 1000) == ([], [])
 
 
 def test_a_claim_of_one_job_sweeps_that_job_alone(store: Store) -> None:

@@ -178,6 +178,9 @@ class Meddled(JobRepository):
     def finish(self, *args: Any, **settings: Any) -> Any:
         return self._meddle("finish", super().finish, *args, **settings)
 
+    def _finish_and_claim(self, *args: Any, **settings: Any) -> Any:
+        return self._meddle("finish", super()._finish_and_claim, *args, **settings)
+
     def release(self, *args: Any, **settings: Any) -> Any:
         return self._meddle("release", super().release, *args, **settings)
 

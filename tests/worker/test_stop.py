@@ -334,7 +334,9 @@ def test_a_stop_before_the_run_ends_that_run_and_not_the_next(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_stop_it_and_are_given_back(queue: Queue, number: signal.Signals) -> None:
+def test_signals_stop_it_and_are_given_back(
+    queue: Queue, told: Told, number: signal.Signals
+) -> None:
     queue.enqueue("a", "b")
     before = signal.getsignal(number)
     main = threading.main_thread()
@@ -342,6 +344,8 @@ def test_signals_stop_it_and_are_given_back(queue: Queue, number: signal.Signals
 
     def send(_: Any) -> bool:
         signal.pthread_kill(main.ident or 0, number)
+        # Python hands a signal on when it comes to it.
+        told.wait_for("stopping")
         return True
 
     worked = Worker(queue.jobs, send).run(signals=True)

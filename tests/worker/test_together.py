@@ -1,0 +1,134 @@
+"""Claims and finishes of several jobs in one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from leasestore import Worked, Worker
+from leasestore.worker import settling
+from leasestore.worker.group import Group
+from tests.worker.scene import LONGEST_WAIT_S, Gate, Meddled, Queue, Told, at_work
+
+
+def ok(_: Any) -> bool:
+    return True
+
+
+def test_one_claim_fills_all_free_places(meddled: Meddled, queue: Queue) -> None:
+    queue.enqueue("a", "b", "c")
+    limits: list[int] = []
+    meddled.before["claim"] = lambda *args: limits.append(args[2])
+    standing = Gate()
+
+    def send(event: Any) -> bool:
+        standing.stand(event["id"])
+        return True
+
+    with at_work(Worker(meddled, send, concurrency=4)) as going:
+        assert sorted(standing.came() for _ in range(3)) == ["a", "b", "c"]
+        assert limits[0] == 4
+        standing.open()
+        assert going.stopped().done == 3
+
+
+def test_a_finish_claims_for_the_place_that_it_frees(meddled: Meddled, queue: Queue) -> None:
+    queue.enqueue("a", "b", "c")
+    worked = Worker(meddled, ok).run(until_empty=True)
+    assert worked == Worked(done=3, ended="empty")
+    assert meddled.called == ["claim", "finish", "finish", "finish", "claim"]
+
+
+def test_it_claims_none_where_one_was_asked_for(meddled: Meddled, queue: Queue) -> None:
+    queue.enqueue("a", "b")
+    assert Worker(meddled, ok).run(once=True) == Worked(done=1, ended="once")
+    assert queue.end("b") == ("pending", None, 0)
+
+
+def test_what_a_finish_claims_while_a_stop_comes_is_released(
+    meddled: Meddled, queue: Queue, told: Told
+) -> None:
+    queue.enqueue("a", "b")
+    standing = Gate()
+    meddled.after["finish"] = lambda *_: standing.stand()
+    with at_work(Worker(meddled, ok)) as going:
+        standing.came()
+        going.worker.stop()
+        told.wait_for("stopping")
+        standing.open()
+        assert going.ended() == Worked(done=1, released=1, ended="stopped")
+    assert queue.end("b") == ("pending", "released", 0)
+
+
+class Three:
+    """A worker of three, of whose jobs two end while the first one's end is being written."""
+
+    def __init__(self, meddled: Meddled, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        queue.enqueue("a", "b", "c")
+        self.together: Callable[[list[str]], object] = lambda _: None
+        self.groups: list[list[str]] = []
+        self._meddled, self._standing = meddled, Gate()
+        self._made: list[Group[Any, Any]] = []
+        meddled.before["finish"] = self._note
+        monkeypatch.setattr(settling, "Group", self._group)
+
+    def _group(self, write: Any) -> Group[Any, Any]:
+        self._made.append(Group(write))
+        return self._made[-1]
+
+    def _note(self, ends: Any, *_: Any) -> None:
+        names = [ends["id"]] if isinstance(ends, dict) else [end[0]["id"] for end in ends]
+        self.groups.append(names)
+        if len(self.groups) == 1:
+            self._standing.stand()
+        if len(names) > 1:
+            self.together(names)
+
+    def worked(self) -> Worked:
+        worker = Worker(self._meddled, ok, concurrency=3, poll_ms=5)
+        with at_work(worker, until_empty=True) as going:
+            self._standing.came()
+            give_up = time.monotonic() + LONGEST_WAIT_S
+            while len(self._made[0]._waiting) < 2:
+                assert time.monotonic() < give_up
+                Event().wait(0.001)
+            self._standing.open()
+            return going.ended()
+
+
+@pytest.fixture
+def three(meddled: Meddled, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Three:
+    return Three(meddled, queue, monkeypatch)
+
+
+def test_ends_that_come_while_one_is_written_are_written_together(three: Three) -> None:
+    assert three.worked() == Worked(done=3, ended="empty")
+    assert [len(names) for names in three.groups] == [1, 2]
+
+
+def test_where_a_group_fails_each_goes_on_by_itself(three: Three, told: Told) -> None:
+    def fail(names: list[str]) -> None:
+        raise OperationalError("UPDATE", {}, Exception("one row's trigger"))
+
+    three.together = fail
+    assert three.worked() == Worked(done=3, ended="empty")
+    assert [len(names) for names in three.groups] == [1, 2, 1, 1]
+    assert sorted(told.events("unsettled", "settled")) == ["settled"] * 2 + ["unsettled"] * 2
+
+
+def test_one_that_is_stale_leaves_the_others_of_its_group(
+    three: Three, queue: Queue, told: Told
+) -> None:
+    def steal(names: list[str]) -> None:
+        with queue.engine.begin() as connection:
+            stolen = "UPDATE jobs SET token = token + 1, status = 'done' WHERE id = ?"
+            connection.exec_driver_sql(stolen, (names[0],))
+
+    three.together = steal
+    assert three.worked() == Worked(done=2, stale=1, ended="empty")
+    assert told.events("stale", "done").count("stale") == 1
