@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -113,14 +113,17 @@ class _Options(Mapping[str, Any]):
             options["where"] = self._where
         return options
 
+    def _names(self) -> Collection[str]:
+        return dict.fromkeys((*self._PARTIAL, *self._options))
+
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._PARTIAL, *self._options)))
+        return iter(self._names())
 
     def __contains__(self, database: object) -> bool:
-        return database in tuple(self)
+        return database in self._names()
 
     def __len__(self) -> int:
-        return len(tuple(self))
+        return len(self._names())
 
 
 class _PartialIndex(Index):

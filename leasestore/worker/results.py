@@ -20,7 +20,8 @@ class Worked:
             finished.
         left: jobs not finished, whose leases end by themselves: `send` failed without a class, or
             the finish could not be written while the lease lasted.
-        released: jobs given back because a stop came before their `send` began.
+        released: jobs given back before their `send` began, because a stop came, or because there
+            was no place for them any more.
         swept: jobs that its claims found with no time or no attempts left, and that are dead now.
         running: jobs whose `send` was still at work when the run ended; their leases end by
             themselves, too. Their threads go on as long as the process does.

@@ -179,9 +179,12 @@ class Settling:
                 self._terms.lease_ms,
                 claims=self._claims(),
             )
-        except Exception as error:  # noqa: BLE001 - whose it is shows when each goes on by itself
-            return [error] * len(ends)
-        written = {end.job: status for end, status in zip(live, statuses, strict=True) if status}
+        except Exception as error:  # noqa: BLE001 - it may pass
+            # Of several, whose it is shows when each goes on by itself.
+            return [error] if len(ends) == 1 else [None] * len(ends)
+        written: dict[Running, Status] = {
+            end.job: status for end, status in zip(live, statuses, strict=True) if status
+        }
         # Before anybody puts down what was written, and so frees its place.
         ends[0].late = self._intake.take(tickets, sighting, written)
         self._intake.tell_swept(swept)

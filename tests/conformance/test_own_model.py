@@ -172,7 +172,8 @@ def test_each_of_a_batch_has_values_of_its_own(deliveries: JobRepository, tmp_pa
 
 def test_a_batch_works_on_the_applications_tables(deliveries: JobRepository) -> None:
     events: list[Any] = [{"id": name, "qty": 1} for name in ("a", "b")]
-    deliveries.enqueue_many(events, 0, 5000, values=[VALUES, VALUES])
+    deliveries.enqueue_many(events[:1], 0, 5000, values=[VALUES])
+    assert deliveries.enqueue_many(events, 0, 5000, values=[VALUES] * 2) == [False, True]
     tickets = deliveries.claim_batch("me", 0, 5)
     renewed = [one for one in deliveries.renew_batch(tickets, 1) if one]
     assert len(renewed) == 2

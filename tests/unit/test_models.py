@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import CreateTable
 
 from leasestore import Job, JobMixin, Redrive, RedriveMixin
-from leasestore.models import own_columns, table_of
+from leasestore.models import contracts_indexes, own_columns, table_of
 from tests.support import CONTRACT_DDL
 
 CONTRACTS_INDEXES = ("claim", "block", "deadline", "spent", "lease")
@@ -208,3 +208,17 @@ def test_a_table_that_the_mixin_did_not_make_is_refused(mixin: type[Any]) -> Non
 def test_an_index_declared_after_the_class_is_right() -> None:
     indexes = {index.name for index in table_of(Delivery, JobMixin).indexes}
     assert indexes == {"ix_deliveries_customer", *indexes_of("deliveries")}
+
+
+def test_the_conditions_of_the_indexes_are_there_for_both_databases() -> None:
+    (index,) = (
+        each for each in contracts_indexes(table_of(Job, JobMixin)) if each.name == "ix_jobs_spent"
+    )
+    options = index.dialect_options
+    assert {"sqlite", "postgresql"} <= {*options}
+    assert len(options) == len({*options})
+    assert "sqlite" in options
+    assert "mysql" not in options
+    for database in ("sqlite", "postgresql", "sqlite"):
+        assert "attempts >= jobs.max_attempts" in str(options[database]["where"])
+    assert options["mysql"].get("where") is None
