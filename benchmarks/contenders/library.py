@@ -17,14 +17,14 @@ from benchmarks.contenders import (
     Verbs,
     told,
 )
-from leasestore import Event, JobRepository, StoreBusy, Ticket
+from leasestore import Event, JobRepository, StoreBusy, Ticket, Worker, system_clock
 
 
 def engine_of(target: Sqlite | Postgresql) -> Engine:
     if isinstance(target, Postgresql):
         url = make_url(target.url).set(drivername="postgresql+psycopg")
-        return create_engine(url, connect_args={"options": target.options})
-    engine = create_engine(f"sqlite:///{target.path}")
+        return create_engine(url, connect_args={"options": target.options}, pool_size=20)
+    engine = create_engine(f"sqlite:///{target.path}", pool_size=20)
     synchronous = target.synchronous
 
     @event.listens_for(engine, "connect")
@@ -102,3 +102,27 @@ class OneStepLess(Library):
                 self._ticket, "ok", OWNER, NOW_MS, LEASE_MS
             )
             assert status == "done"
+
+
+class Drained(Library):
+    """Jobs that are stored at once, and then worked.
+
+    Args:
+        places: how many a worker has in hand at a time; 0: no worker, but a loop.
+    """
+
+    def __init__(self, target: Sqlite | Postgresql, places: int) -> None:
+        super().__init__(target)
+        self._places = places
+
+    def cycles(self, jobs: int) -> None:
+        events: list[Event] = [{"id": next(self._ids), "qty": 1} for _ in range(jobs)]
+        self._jobs.enqueue_many(events, system_clock, TTL_MS)
+        if self._places:
+            worker = Worker(self._jobs, lambda _: True, concurrency=self._places)
+            assert worker.run(until_empty=True).done == jobs
+            return
+        for _ in range(jobs):
+            ticket = self._jobs.claim(OWNER, system_clock, LEASE_MS)
+            assert ticket is not None
+            assert self._jobs.finish(ticket, "ok", system_clock) == "done"

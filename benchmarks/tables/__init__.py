@@ -10,6 +10,7 @@ from benchmarks.tables.backlog import backlog
 from benchmarks.tables.bloat import bloat
 from benchmarks.tables.contention import contention
 from benchmarks.tables.cycle import cycle, groups, postgresql_cycle
+from benchmarks.tables.drain import drain
 from benchmarks.tables.imports import imports
 from benchmarks.tables.peers import peers
 from benchmarks.tables.servers import capacity, workers
@@ -19,6 +20,7 @@ TABLES: Mapping[str, Callable[[Bench], Table]] = {
     "postgresql-cycle": postgresql_cycle,
     "peers": peers,
     "groups": groups,
+    "drain": drain,
     "backlog": backlog,
     "contention": contention,
     "workers": workers,
