@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
@@ -113,29 +113,29 @@ class _Options(Mapping[str, Any]):
             options["where"] = self._where
         return options
 
-    def _names(self) -> Collection[str]:
-        return dict.fromkeys((*self._PARTIAL, *self._options))
+    def _databases(self) -> list[str]:
+        return list(dict.fromkeys((*self._PARTIAL, *self._options)))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
+        return iter(self._databases())
 
     def __contains__(self, database: object) -> bool:
-        return database in self._names()
+        return database in self._databases()
 
     def __len__(self) -> int:
-        return len(self._names())
+        return len(self._databases())
 
 
 class _PartialIndex(Index):
     """With `sqlite_where` and `postgresql_where`, which cost nothing until they are looked at."""
 
     def __init__(self, name: str, *over: ColumnElement[Any], where: ColumnElement[bool]) -> None:
-        self._where = where
+        self._own_options = _Options(super().dialect_options, where)
         super().__init__(name, *over, info={_CONTRACTS: True})
 
     @property
     def dialect_options(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return _Options(super().dialect_options, self._where)
+        return self._own_options
 
 
 class JobMixin:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from typing import Any
 
 import pytest
+from alembic.autogenerate import render_python_code
+from alembic.operations.ops import CreateIndexOp, UpgradeOps
 from sqlalchemy import CheckConstraint, Index, MetaData, Table, UniqueConstraint
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from leasestore import Job, JobMixin, Redrive, RedriveMixin
-from leasestore.models import contracts_indexes, own_columns, table_of
+from leasestore.models import own_columns, table_of
 from tests.support import CONTRACT_DDL
 
 CONTRACTS_INDEXES = ("claim", "block", "deadline", "spent", "lease")
@@ -50,6 +55,10 @@ class Unrelated(Base):
 
 def create(model: type[Any], dialect: Any = None) -> str:
     return str(CreateTable(model.__table__).compile(dialect=dialect or sqlite.dialect()))
+
+
+def create_index(index: Index, dialect: Any) -> str:
+    return str(CreateIndex(index).compile(dialect=dialect))
 
 
 def described(ddl: str) -> dict[str, Any]:
@@ -210,15 +219,61 @@ def test_an_index_declared_after_the_class_is_right() -> None:
     assert indexes == {"ix_deliveries_customer", *indexes_of("deliveries")}
 
 
-def test_the_conditions_of_the_indexes_are_there_for_both_databases() -> None:
-    (index,) = (
-        each for each in contracts_indexes(table_of(Job, JobMixin)) if each.name == "ix_jobs_spent"
+DIALECTS: list[Any] = [sqlite.dialect(), postgresql.dialect()]  # type: ignore[no-untyped-call]
+COPIES: dict[str, Any] = {
+    "the model's": lambda: Job.__table__,
+    "to_metadata": lambda: Job.__table__.to_metadata(MetaData()),  # type: ignore[attr-defined]
+    "pickled": lambda: pickle.loads(pickle.dumps(Job.metadata)).tables["jobs"],
+}
+CONDITIONS = {"sqlite_where", "postgresql_where"}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_the_indexes_have_their_conditions_on_both_databases(copy: str) -> None:
+    indexes = COPIES[copy]().indexes
+    assert {index.name for index in indexes} == indexes_of("jobs")
+    for index in indexes:
+        assert set(index.kwargs) == set(dict(index.dialect_kwargs)) == CONDITIONS
+        assert len(index.dialect_kwargs) == 2
+        for dialect in DIALECTS:
+            assert " WHERE status " in create_index(index, dialect)
+        script = render_python_code(UpgradeOps([CreateIndexOp.from_index(index)]))
+        assert "sqlite_where=sa.text" in script
+        assert "postgresql_where=sa.text" in script
+
+
+def test_options_of_an_index_are_as_those_of_any_other() -> None:
+    model: Any = type(
+        "Kept",
+        (JobMixin, type("OtherBase", (DeclarativeBase,), {})),
+        {"__tablename__": "kept", "__module__": __name__},
     )
-    options = index.dialect_options
-    assert {"sqlite", "postgresql"} <= {*options}
-    assert len(options) == len({*options})
-    assert "sqlite" in options
+    claim = next(index for index in model.__table__.indexes if index.name == "ix_kept_claim")
+    options = claim.dialect_options
+    assert list(options) == ["sqlite", "postgresql"]
+    assert len(options) == 2
+    assert "postgresql" in options
     assert "mysql" not in options
-    for database in ("sqlite", "postgresql", "sqlite"):
-        assert "attempts >= jobs.max_attempts" in str(options[database]["where"])
-    assert options["mysql"].get("where") is None
+    assert options["mysql"]["length"] is None
+    assert "mysql" in claim.dialect_options
+
+    on_sqlite, on_postgresql = DIALECTS
+    claim.dialect_kwargs["postgresql_where"] = claim.table.c.qty == 0
+    claim.dialect_kwargs["postgresql_concurrently"] = True
+    made = create_index(claim, on_postgresql)
+    assert made.startswith("CREATE INDEX CONCURRENTLY")
+    assert made.endswith("WHERE qty = 0")
+    assert "WHERE status" in create_index(claim, on_sqlite)
+
+
+def test_whoever_asks_for_options_first_finds_the_condition() -> None:
+    """In a fresh process, since asking is what makes them."""
+    code = (
+        "import sys, leasestore; index = next(iter(leasestore.Job.__table__.indexes)); "
+        "assert 'sqlalchemy.dialects.postgresql' not in sys.modules; "
+        "assert index.dialect_options['sqlite']['where'] is not None; "
+        "assert 'sqlalchemy.dialects.postgresql' not in sys.modules; "
+        "assert index.dialect_options['postgresql']['where'] is not None; "
+        "assert 'sqlalchemy.dialects.postgresql' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
