@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -14,6 +14,8 @@ from leasestore import JobRepository, Retryable, Worked, Worker
 from leasestore.dialects import sqlite
 from leasestore.worker import settling
 from leasestore.worker.group import Group
+from leasestore.worker.hand import Hand
+from leasestore.worker.running import Running
 from tests.worker.scene import LONGEST_WAIT_S, SHORT_MS, Gate, Meddled, Queue, Told, at_work
 
 
@@ -112,7 +114,7 @@ class Three:
     """A worker of three, of whose jobs two end while the first one's end is being written."""
 
     def __init__(self, meddled: Meddled, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-        queue.enqueue("a", "b", "c")
+        queue.enqueue("a", "b", "c", max_attempts=1)
         self.together: Callable[[list[str]], object] = lambda _: None
         self.groups: list[list[str]] = []
         self._meddled, self._standing = meddled, Gate()
@@ -132,8 +134,8 @@ class Three:
         if len(names) > 1:
             self.together(names)
 
-    def worked(self) -> Worked:
-        worker = Worker(self._meddled, ok, concurrency=3, poll_ms=5)
+    def worked(self, **settings: Any) -> Worked:
+        worker = Worker(self._meddled, ok, concurrency=3, poll_ms=5, **settings)
         with at_work(worker, until_empty=True) as going:
             self._standing.came()
             give_up = time.monotonic() + LONGEST_WAIT_S
@@ -176,3 +178,53 @@ def test_one_that_is_stale_leaves_the_others_of_its_group(
     three.together = steal
     assert three.worked() == Worked(done=2, stale=1, ended="empty")
     assert told.events("stale", "done").count("stale") == 1
+
+
+def test_a_trigger_that_refuses_one_row_takes_no_other_down(three: Three, queue: Queue) -> None:
+    refused: list[str] = []
+
+    def refuse(names: list[str]) -> None:
+        refused.append(names[0])
+        with queue.engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER refuse BEFORE UPDATE ON jobs WHEN old.id = '{names[0]}' "
+                "AND new.status = 'done' BEGIN SELECT RAISE(ABORT, 'made up'); END"
+            )
+
+    three.together = refuse
+    worked = three.worked(lease_ms=1_000)
+    assert (worked.done, worked.left) == (2, 1)
+    assert [len(names) for names in three.groups[:4]] == [1, 2, 1, 1]
+    ends = {name: queue.end(name)[0] for name in "abc"}
+    # Its lease ends in the same moment: the last claim may have found it dead already.
+    assert ends.pop(refused[0]) in ("leased", "dead")
+    assert {*ends.values()} == {"done"}
+
+
+def test_a_group_whose_commit_was_answered_by_an_error_is_done_once(
+    three: Three, meddled: Meddled, queue: Queue
+) -> None:
+    def cut(ends: Any, *_: Any) -> None:
+        if isinstance(ends, list) and len(ends) > 1:
+            raise OperationalError("COMMIT", {}, Exception("the answer was lost"))
+
+    meddled.after["finish"] = cut
+    assert three.worked() == Worked(done=3, ended="empty")
+    assert {queue.end(name) for name in "abc"} == {("done", None, 1)}
+
+
+def test_a_place_is_given_on_once_and_only_while_it_is_there() -> None:
+    hand = Hand(1, emptied=lambda: None)
+    first, second, third = (cast("Running", object()) for _ in range(3))
+    assert hand.take(first)
+    assert hand.goes_on()
+    assert hand.take(second, first)
+    hand.put_down(first, "done")
+    assert not hand.take(third, first), "its place is the second one's"
+    assert hand.goes_on()
+    hand.put_down(second, "done")
+    assert not hand.goes_on()
+    assert hand.free_places() == 1
+    hand.stop()
+    assert not hand.take(third)
+    assert hand.free_places() == 0
