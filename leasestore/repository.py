@@ -124,9 +124,9 @@ class JobRepository(Batches):
         now_ms: int | Clock,
         lease_ms: int,
         *,
-        claims: bool,
+        claims: Callable[[], bool],
     ) -> tuple[list[Status | None], list[Ticket], list[SweptJob]]:
-        """What `finish_batch` does; if it claims, then also `_claim_and_sweep` for as many jobs as
+        """What `finish_batch` does; then, if it `claims`, `_claim_and_sweep` for as many jobs as
         were ended, in the same transaction."""
         statements = self._queue.statements
         now = self._moment(now_ms, *(ticket["id"] for ticket, _, _ in ends))
@@ -137,7 +137,7 @@ class JobRepository(Batches):
             moment = now(connection)
             statuses = batch_operations.finish_all(connection, statements, ends, moment)
             ended = len(statuses) - statuses.count(None)
-            if not (claims and ended):
+            if not (ended and claims()):
                 return statuses, [], []
             claimed = batch_operations.claim_up_to(
                 connection, statements, owner, moment, ended, lease_ms
@@ -187,26 +187,24 @@ class JobRepository(Batches):
     ) -> _T:
         dialect = self._queue.dialect
         single = single and self._pooled
-        with connected(self._bind, dialect) as connection:
-            try:
-                with write_transaction(connection, dialect, self._patience_ms, single=single):
-                    answer = work(connection)
-            except DBAPIError as error:
-                _name_absent_tables(error, self._queue, connection)
-                raise
+        with (
+            connected(self._bind, dialect) as connection,
+            _schema_named(self._queue, connection),
+            write_transaction(connection, dialect, self._patience_ms, single=single),
+        ):
+            answer = work(connection)
         if points is not None and _changed(answer):
             points("after-commit")
         return answer
 
     def _do_read(self, work: Callable[[Connection], _T]) -> _T:
         dialect = self._queue.dialect
-        with connected(self._bind, dialect) as connection:
-            try:
-                with read_transaction(connection, dialect, single=self._pooled):
-                    return work(connection)
-            except DBAPIError as error:
-                _name_absent_tables(error, self._queue, connection)
-                raise
+        with (
+            connected(self._bind, dialect) as connection,
+            _schema_named(self._queue, connection),
+            read_transaction(connection, dialect, single=self._pooled),
+        ):
+            return work(connection)
 
 
 class EnlistedRepository(Batches):
@@ -281,23 +279,18 @@ class EnlistedRepository(Batches):
         single: bool,
     ) -> _T:
         connection, dialect = self._connection(), self._queue.dialect
-        try:
-            with join(connection, dialect, self._queue.statements.no_change):
-                answer = work(connection)
-                self._host.show(tuple(own))
-        except DBAPIError as error:
-            _name_absent_tables(error, self._queue, connection)
-            raise
+        with (
+            _schema_named(self._queue, connection),
+            join(connection, dialect, self._queue.statements.no_change),
+        ):
+            answer = work(connection)
+            self._host.show(tuple(own))
         return answer
 
     def _do_read(self, work: Callable[[Connection], _T]) -> _T:
         connection = self._connection()
-        try:
-            with join_for_reading(self._queue.dialect):
-                return work(connection)
-        except DBAPIError as error:
-            _name_absent_tables(error, self._queue, connection)
-            raise
+        with _schema_named(self._queue, connection), join_for_reading(self._queue.dialect):
+            return work(connection)
 
     def _connection(self) -> Connection:
         connection = self._host.connection()
@@ -315,16 +308,22 @@ def _changed(answer: object) -> bool:
     return answer is not None and answer is not False
 
 
-def _name_absent_tables(error: DBAPIError, queue: Queue, connection: Connection) -> None:
+@contextmanager
+def _schema_named(queue: Queue, connection: Connection) -> Iterator[None]:
     """Turn an error that comes from absent tables into one that names them.
 
     The database is asked once more, where that is possible: the same kind of error may come from a
     trigger of the application's, and then belongs to the application.
     """
-    if queue.dialect.may_lack_tables(error):
+    try:
+        yield
+    except DBAPIError as error:
+        if not queue.dialect.may_lack_tables(error):
+            raise
         problem = _schema_problem(queue, connection, error)
-        if problem is not None:
-            raise problem from error
+        if problem is None:
+            raise
+        raise problem from error
 
 
 def _schema_problem(queue: Queue, connection: Connection, error: DBAPIError) -> SchemaError | None:

@@ -177,7 +177,7 @@ class Settling:
                 self._terms.owner,
                 sighting,
                 self._terms.lease_ms,
-                claims=self._claims(),
+                claims=self._claims,
             )
         except Exception as error:  # noqa: BLE001 - it may pass
             # Of several, whose it is shows when each goes on by itself.
