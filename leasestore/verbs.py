@@ -197,8 +197,6 @@ class Verbs(ABC):
         """Take the first job whose time has come, for `lease_ms` (CONTRACT.md, "claim").
 
         Jobs with no time or no attempts left become dead first, and stay so whatever is found.
-        On PostgreSQL, of more than twenty of each the rest may die right after, in a transaction of
-        its own.
 
         Args:
             lease_ms: 1 to 60000; the lease never outlasts the job's deadline.
@@ -220,7 +218,6 @@ class Verbs(ABC):
                 connection, self._queue.statements, owner, now(connection), lease, job_id, points
             )[0],
             points,
-            single=True,
         )
 
     def finish(

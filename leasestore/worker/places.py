@@ -118,7 +118,9 @@ class Places:
     def _released(self, job: Running) -> End:
         if not self._settling.release(job):
             return _told(job, "stale", "its lease was over before it began")
-        return _told(job, "released", "released, as the worker stops and it has not begun")
+        return _told(
+            job, "released", "released unbegun, as the worker stops or has no place for it"
+        )
 
     def _settled(self, job: Running, attempt: Attempt, error: BaseException | None) -> End:
         if job.finished_within is not None:

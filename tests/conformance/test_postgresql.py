@@ -721,8 +721,6 @@ def held(jobs: JobRepository) -> Ticket:
 
 SINGLE: dict[str, Callable[[JobRepository, Ticket], object]] = {
     "enqueue": lambda jobs, _: jobs.enqueue({"id": "a", "qty": 1}, NOW, 1000),
-    "claim": lambda jobs, _: jobs.claim("other", NOW),
-    "claim of many": lambda jobs, _: jobs.claim_batch("other", NOW, 10),
     "finish": lambda jobs, ticket: jobs.finish(ticket, "ok", NOW),
     "renew": lambda jobs, ticket: jobs.renew(ticket, NOW),
     "release": lambda jobs, ticket: jobs.release(ticket),
@@ -807,6 +805,7 @@ MORE_THAN_ONE: dict[str, Callable[[JobRepository, Ticket], object]] = {
     "a clock that is read after the wait for the row": lambda jobs, ticket: jobs.renew(
         ticket, lambda: NOW
     ),
+    "a claim, which may have very many to sweep": lambda jobs, _: jobs.claim("other", NOW) is None,
     "two verbs in one": lambda jobs, ticket: jobs.finish_and_claim(ticket, "ok", "me", NOW),
     "a bound to the wait": lambda jobs, ticket: jobs._patient(50).release(ticket),
     "a notice": lambda jobs, ticket: JobRepository(jobs._bind, notify=True).release(ticket),

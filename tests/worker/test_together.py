@@ -74,7 +74,8 @@ def test_a_short_lease_waits_for_no_others(meddled: Meddled, queue: Queue) -> No
     meddled.before["finish"] = lambda end, *_: ends.append(end)
     worker = Worker(meddled, ok, lease_ms=SHORT_MS, concurrency=2)
     assert worker.run(until_empty=True).done == 1
-    assert [type(end) for end in ends] == [dict]
+    # A ticket, and no list of ends; under load it may be run again.
+    assert {*map(type, ends)} == {dict}
 
 
 def test_one_that_is_lost_while_it_waits_is_not_written(
