@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar
 
@@ -55,12 +56,23 @@ class Queue:
                 f"pair of tables; got {job.__name__} and {redrive.__name__}"
             )
         own = own_columns(job)
-        statements = BatchStatements(*tables, own, dialect.insert, dialect.choose, dialect.unpacked)
+        statements = _statements(database, *tables, tuple(own.items()))
         return cls(
             *(database, dialect, job, tables, own, statements),
             limits=validation.limits(limits),
             notify=validation.flag("notify", notify),
         )
+
+
+# An application may make a repository at each request; to build the statements takes as long as
+# some claims.
+@lru_cache(maxsize=64)
+def _statements(
+    database: str, job: Table, redrive: Table, own: tuple[tuple[str, Column[Any]], ...]
+) -> BatchStatements:
+    dialect = dialects.named(database)
+    made_by = dialect.insert, dialect.choose, dialect.unpacked
+    return BatchStatements(job, redrive, dict(own), *made_by)
 
 
 class Verbs(ABC):
