@@ -186,24 +186,26 @@ class JobRepository(Batches):
     ) -> _T:
         dialect = self._queue.dialect
         single = single and self._pooled
-        with (
-            connected(self._bind, dialect) as connection,
-            _schema_named(self._queue, connection),
-            write_transaction(connection, dialect, self._patience_ms, single=single),
-        ):
-            answer = work(connection)
+        with connected(self._bind, dialect) as connection:
+            try:
+                with write_transaction(connection, dialect, self._patience_ms, single=single):
+                    answer = work(connection)
+            except DBAPIError as error:
+                _name_missing(self._queue, connection, error)
+                raise
         if points is not None and _changed(answer):
             points("after-commit")
         return answer
 
     def _do_read(self, work: Callable[[Connection], _T]) -> _T:
         dialect = self._queue.dialect
-        with (
-            connected(self._bind, dialect) as connection,
-            _schema_named(self._queue, connection),
-            read_transaction(connection, dialect, single=self._pooled),
-        ):
-            return work(connection)
+        with connected(self._bind, dialect) as connection:
+            try:
+                with read_transaction(connection, dialect, single=self._pooled):
+                    return work(connection)
+            except DBAPIError as error:
+                _name_missing(self._queue, connection, error)
+                raise
 
 
 class EnlistedRepository(Batches):
@@ -278,18 +280,23 @@ class EnlistedRepository(Batches):
         single: bool,
     ) -> _T:
         connection, dialect = self._connection(), self._queue.dialect
-        with (
-            _schema_named(self._queue, connection),
-            join(connection, dialect, self._queue.statements.no_change),
-        ):
-            answer = work(connection)
-            self._host.show(tuple(own))
+        try:
+            with join(connection, dialect, self._queue.statements.no_change):
+                answer = work(connection)
+                self._host.show(tuple(own))
+        except DBAPIError as error:
+            _name_missing(self._queue, connection, error)
+            raise
         return answer
 
     def _do_read(self, work: Callable[[Connection], _T]) -> _T:
         connection = self._connection()
-        with _schema_named(self._queue, connection), join_for_reading(self._queue.dialect):
-            return work(connection)
+        try:
+            with join_for_reading(self._queue.dialect):
+                return work(connection)
+        except DBAPIError as error:
+            _name_missing(self._queue, connection, error)
+            raise
 
     def _connection(self) -> Connection:
         connection = self._host.connection()
@@ -307,22 +314,16 @@ def _changed(answer: object) -> bool:
     return answer is not None and answer is not False
 
 
-@contextmanager
-def _schema_named(queue: Queue, connection: Connection) -> Iterator[None]:
-    """Turn an error that comes from absent tables into one that names them.
+def _name_missing(queue: Queue, connection: Connection, error: DBAPIError) -> None:
+    """Raise, for an error that comes from absent tables, one that names them.
 
     The database is asked once more, where that is possible: the same kind of error may come from a
     trigger of the application's, and then belongs to the application.
     """
-    try:
-        yield
-    except DBAPIError as error:
-        if not queue.dialect.may_lack_tables(error):
-            raise
+    if queue.dialect.may_lack_tables(error):
         problem = _schema_problem(queue, connection, error)
-        if problem is None:
-            raise
-        raise problem from error
+        if problem is not None:
+            raise problem from error
 
 
 def _schema_problem(queue: Queue, connection: Connection, error: DBAPIError) -> SchemaError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -34,20 +34,30 @@ _RUN_AGAIN = (
 )
 
 
-@contextmanager
-def connected(bind: Engine | Connection, dialect: Dialect) -> Iterator[Connection]:
+def connected(
+    bind: Engine | Connection, dialect: Dialect
+) -> AbstractContextManager[Connection, None]:
     """A connection of the engine's pool, given back at the end; or the borrowed one, kept open."""
-    if isinstance(bind, Connection):
-        yield bind
-        return
-    _leave_the_parents(bind)
-    try:
-        connection = bind.connect()
-    except DBAPIError as error:
-        _name_busy(error, dialect)
-        raise
-    with connection:
-        yield connection
+    return _Connected(bind, dialect) if isinstance(bind, Engine) else nullcontext(bind)
+
+
+class _Connected(AbstractContextManager[Connection, None]):
+    # No generator, and nor is a write transaction: that would be a tenth of what a verb costs here.
+
+    def __init__(self, engine: Engine, dialect: Dialect) -> None:
+        self._engine, self._dialect = engine, dialect
+
+    def __enter__(self) -> Connection:
+        _leave_the_parents(self._engine)
+        try:
+            self._connection = self._engine.connect()
+        except DBAPIError as error:
+            _name_busy(error, self._dialect)
+            raise
+        return self._connection
+
+    def __exit__(self, *raised: object) -> None:
+        self._connection.close()
 
 
 def outside_the_pool(engine: Engine) -> DBAPIConnection:
@@ -75,14 +85,13 @@ def _leave_the_parents(engine: Engine) -> None:
         _USED_IN[engine] = here
 
 
-@contextmanager
 def write_transaction(
     connection: Connection,
     dialect: Dialect,
     patience_ms: int | None = None,
     *,
     single: bool = False,
-) -> Iterator[None]:
+) -> AbstractContextManager[None, None]:
     """One immediate transaction: the write lock first, then the block, then COMMIT.
 
     With `patience_ms`, where rows have locks, no statement waits for one longer than that. With
@@ -97,28 +106,61 @@ def write_transaction(
         StoreBusy: the lock was not free, or COMMIT not possible, in time. Nothing changed.
         UnsupportedEngine: this engine cannot hold an immediate transaction. Nothing changed.
     """
-    _refuse_begun(connection)
-    dialect.refuse_shared(connection)
-    dialect.make_own(connection, single=single and patience_ms is None)
-    try:
-        transaction = connection.begin()
-        dialect.take_write_lock(connection)
-        if patience_ms is not None:
-            dialect.wait_at_most(connection, patience_ms)
-        yield
-        dialect.check_still_begun(connection)
-        transaction.commit()
-        if dialect.in_transaction(connection):
+    return _WriteTransaction(connection, dialect, patience_ms, single)
+
+
+class _WriteTransaction(AbstractContextManager[None, None]):
+    def __init__(
+        self, connection: Connection, dialect: Dialect, patience_ms: int | None, single: bool
+    ) -> None:
+        self._connection, self._dialect = connection, dialect
+        self._patience_ms, self._single = patience_ms, single and patience_ms is None
+
+    def __enter__(self) -> None:
+        connection, dialect = self._connection, self._dialect
+        _refuse_begun(connection)
+        dialect.refuse_shared(connection)
+        dialect.make_own(connection, single=self._single)
+        try:
+            self._transaction = connection.begin()
+            dialect.take_write_lock(connection)
+            if self._patience_ms is not None:
+                dialect.wait_at_most(connection, self._patience_ms)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._fail(error)
+            return
+        try:
+            self._commit()
+        except BaseException as failed:
+            self._fail(failed)
+            raise
+        self._dialect.restore(self._connection)
+
+    def _commit(self) -> None:
+        self._dialect.check_still_begun(self._connection)
+        self._transaction.commit()
+        if self._dialect.in_transaction(self._connection):
             raise UnsupportedEngine(
                 "the driver's commit() left the transaction open: leasestore cannot work with "
                 "this driver setting. What was written has been rolled back"
             )
-    except BaseException as error:
-        _abandon(connection, dialect)
-        _name_busy(error, dialect)
-        raise
-    finally:
-        dialect.restore(connection)
+
+    def _fail(self, error: BaseException) -> None:
+        try:
+            _abandon(self._connection, self._dialect)
+            _name_busy(error, self._dialect)
+        finally:
+            self._dialect.restore(self._connection)
 
 
 @contextmanager
