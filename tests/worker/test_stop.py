@@ -48,7 +48,7 @@ def test_a_stop_waits_for_what_is_in_hand_and_claims_no_more(
 ) -> None:
     queue.enqueue("a", "b")
     standing = Standing()
-    worker = Worker(queue.jobs, getattr(standing, face), lease_ms=SHORT_MS, poll_ms=5)
+    worker = Worker(queue.jobs, getattr(standing, face), lease_ms=4 * SHORT_MS, poll_ms=5)
     with at_work(worker) as going:
         assert standing.gate.came() == "a"
         worker.stop()
