@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 
 from sqlalchemy import Connection
 
-from leasestore import operations
+from leasestore import execution, operations
 from leasestore.batch_statements import BatchStatements
 from leasestore.errors import Conflict, StaleTicket
 from leasestore.statements import Statements, parameters
@@ -75,10 +75,10 @@ def finish_batch(
     ]
     live, packed = _live(connection, statements, tickets, ends, now, stale_raises)
     bound = parameters(items=packed, now=now)
-    rows = connection.execute(statements.finish_batch, bound).all() if live else []
+    rows = execution.rows(connection, statements.finish_batch, bound) if live else []
     for _ in rows:
         operations.pass_point(fault, "after-finish")
-    ended: dict[str, Status] = {row.id: row.status for row in rows}
+    ended: dict[str, Status] = dict(rows)
     return [
         ended.get(ticket["id"]) if position in live else None
         for position, ticket in enumerate(tickets)
@@ -165,7 +165,7 @@ def _inserted(
         for position, row in enumerate(rows)
     ]
     bound = rows[0] | parameters(items=json.dumps(items))
-    return connection.execute(statements.enqueue_items, bound).scalars().all()
+    return [job_id for (job_id,) in execution.rows(connection, statements.enqueue_items, bound)]
 
 
 def _stored(
@@ -173,8 +173,7 @@ def _stored(
 ) -> dict[str, int]:
     """The quantities of those jobs that exist."""
     bound = parameters(items=json.dumps([{"id": job_id} for job_id in job_ids]))
-    rows = connection.execute(statements.stored, bound).all() if job_ids else []
-    return {row.id: row.qty for row in rows}
+    return dict(execution.rows(connection, statements.stored, bound)) if job_ids else {}
 
 
 def _duplicate(event: Event, stored: Mapping[str, int]) -> Literal[False] | Conflict:
@@ -195,10 +194,10 @@ def renew_batch(
     shown = [_shown(position, ticket) for position, ticket in enumerate(tickets)]
     live, packed = _live(connection, statements, tickets, shown, now, stale_raises)
     bound = parameters(items=packed, now=now, until=now + lease_ms)
-    rows = connection.execute(statements.renew_batch, bound).all() if live else []
+    rows = execution.rows(connection, statements.renew_batch, bound) if live else []
     for _ in rows:
         operations.pass_point(fault, "after-renew")
-    renewed = {row.id: operations.ticket_in(row) for row in rows}
+    renewed = {ticket["id"]: ticket for ticket in map(operations.ticket_in, rows)}
     answers: list[Ticket | None] = []
     current: dict[str, Ticket] = {}
     for position, ticket in enumerate(tickets):
@@ -231,7 +230,7 @@ def _live(
         first.setdefault(tuple(ticket.values()), position)
     packed = json.dumps([items[position] for position in first.values()])
     bound = parameters(items=packed, now=now)
-    live = set(connection.execute(statements.live, bound).scalars().all())
+    live = {position for (position,) in execution.rows(connection, statements.live, bound)}
     if stale_raises and len(live) < len(tickets):
         stale = next(place for place in range(len(tickets)) if place not in live)
         _refuse(connection, statements, tickets[stale])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any, TypedDict, cast
 
 from sqlalchemy import (
@@ -23,8 +24,9 @@ from sqlalchemy.types import NullType
 
 from leasestore.dialects import Dialect
 from leasestore.errors import Conflict, LeaseStoreError, NotDead, SchemaError
+from leasestore.execution import count, rows
 from leasestore.models import Job
-from leasestore.statements import FEW_DEAD, Statements, own_parameters, parameters
+from leasestore.statements import COLUMNS, FEW_DEAD, Statements, own_parameters, parameters
 from leasestore.tickets import (
     Event,
     JobState,
@@ -32,6 +34,7 @@ from leasestore.tickets import (
     Recovered,
     Status,
     StuckJob,
+    SweepReason,
     SweptJob,
     Ticket,
     Watched,
@@ -47,8 +50,12 @@ def pass_point(fault: Fault | None, point: str) -> None:
 
 
 def get(connection: Connection, statements: Statements, job_id: str) -> JobState | None:
-    rows = connection.execute(statements.get, parameters(id=job_id)).mappings().all()
-    return cast("JobState", dict(rows[0])) if rows else None
+    found = rows(connection, statements.get, parameters(id=job_id))
+    return _state(found[0]) if found else None
+
+
+def _state(row: Sequence[Any]) -> JobState:
+    return cast("JobState", dict(zip(COLUMNS, row, strict=True)))
 
 
 def own_of(
@@ -63,8 +70,7 @@ def own_of(
 
 def stuck(connection: Connection, statements: Statements, now: int, limit: int) -> list[JobState]:
     bound = parameters(now=now, limit=limit)
-    rows = connection.execute(statements.stuck, bound).mappings().all()
-    return [cast("JobState", dict(row)) for row in rows]
+    return [_state(row) for row in rows(connection, statements.stuck, bound)]
 
 
 def enqueue(
@@ -81,7 +87,7 @@ def enqueue(
     statement = statements.enqueue(tuple(values))
     # Again, since what kept the row out may be deleted before it is read.
     for _ in range(2):
-        if connection.execute(statement, bound).rowcount:
+        if count(connection, statement, bound):
             return True
         stored = get(connection, statements, event["id"])
         if stored is not None:
@@ -139,18 +145,21 @@ def sweep_and_lease(
     connection: Connection, statements: Statements, claim: Update, bound: Mapping[str, object]
 ) -> tuple[list[Ticket], list[SweptJob]]:
     """The tickets in order of seq, and the jobs that are dead now."""
-    rows = connection.execute(claim, bound).all()
-    leased = sorted((row for row in rows if row.reason is None), key=lambda row: row.seq)
-    dead: list[Sequence[Any]] = [
-        (row.id, row.token, row.attempts, row.reason) for row in rows if row.reason is not None
-    ]
-    if len(dead) >= FEW_DEAD:
-        dead += connection.execute(statements.sweep, bound).all()
-    swept: list[SweptJob] = [
-        {"id": job_id, "token": token, "attempts": attempts, "reason": reason}
-        for job_id, token, attempts, reason in dead
-    ]
-    return [ticket_in(row) for row in leased], swept
+    leased: list[tuple[int, Ticket]] = []
+    swept: list[SweptJob] = []
+    for seq, reason, *shown in rows(connection, claim, bound):
+        ticket = ticket_in(shown)
+        if reason is None:
+            leased.append((seq, ticket))
+        else:
+            swept.append(_swept_job(ticket["id"], ticket["token"], ticket["attempt"], reason))
+    if len(swept) >= FEW_DEAD:
+        swept += (_swept_job(*row) for row in rows(connection, statements.sweep, bound))
+    return [ticket for _, ticket in sorted(leased, key=itemgetter(0))], swept
+
+
+def _swept_job(job_id: str, token: int, attempts: int, reason: SweepReason) -> SweptJob:
+    return {"id": job_id, "token": token, "attempts": attempts, "reason": reason}
 
 
 def finish(
@@ -165,11 +174,12 @@ def finish(
 ) -> Status | None:
     bound = _shown(ticket) | parameters(now=now, again=now + delay_ms) | own_parameters(values)
     statement = statements.finish(outcome, tuple(values))
-    rows = connection.execute(statement, bound).all()
-    if not rows:
+    ended = rows(connection, statement, bound)
+    if not ended:
         return None
     pass_point(fault, "after-finish")
-    return cast("Status", rows[0].status)
+    ((status,),) = ended
+    return cast("Status", status)
 
 
 def renew(
@@ -190,7 +200,7 @@ def renew(
 def release(
     connection: Connection, statements: Statements, ticket: Ticket, fault: Fault | None
 ) -> bool:
-    if not connection.execute(statements.release, _shown(ticket)).rowcount:
+    if not count(connection, statements.release, _shown(ticket)):
         return False
     pass_point(fault, "after-release")
     return True
@@ -206,11 +216,11 @@ def redrive(
     fault: Fault | None,
 ) -> bool:
     bound = parameters(id=job_id, now=now, note=note, deadline=now + ttl_ms)
-    if not connection.execute(statements.audit, bound).rowcount:
+    if not count(connection, statements.audit, bound):
         row = get(connection, statements, job_id)
         raise NotDead(job_id, row["status"] if row else None)
     pass_point(fault, "after-audit")
-    connection.execute(statements.revive, bound)
+    count(connection, statements.revive, bound)
     pass_point(fault, "after-redrive")
     return True
 
@@ -218,7 +228,7 @@ def redrive(
 def recover(connection: Connection, statements: Statements, now: int) -> Recovered:
     bound = parameters(now=now)
     dead = _swept(connection, statements.sweep, bound)
-    recovered = connection.execute(statements.recover, bound).rowcount
+    recovered = count(connection, statements.recover, bound)
     return {"recovered": recovered, **dead}
 
 
@@ -256,7 +266,7 @@ class _Dead(TypedDict):
 
 def _swept(connection: Connection, sweep: Update, bound: Mapping[str, object]) -> _Dead:
     """How many died, by reason."""
-    reasons = Counter(row.reason for row in connection.execute(sweep, bound).all())
+    reasons = Counter(reason for *_, reason in rows(connection, sweep, bound))
     return {"deadline": reasons["deadline"], "exhausted": reasons["exhausted"]}
 
 
@@ -359,19 +369,21 @@ def columns_in(ticket: Ticket) -> dict[str, object]:
 
 def _ticket(connection: Connection, statement: Any, bound: Mapping[str, object]) -> Ticket | None:
     """The ticket in the one row that the statement changed, if it changed one."""
-    rows = connection.execute(statement, bound).all()
-    if not rows:
+    changed = rows(connection, statement, bound)
+    if not changed:
         return None
-    (row,) = rows
+    (row,) = changed
     return ticket_in(row)
 
 
-def ticket_in(row: Row[Any]) -> Ticket:
+def ticket_in(row: Sequence[Any]) -> Ticket:
+    """Of a row with the columns of a ticket, in order."""
+    job_id, qty, owner, token, attempts, lease_until = row
     return {
-        "id": row.id,
-        "qty": row.qty,
-        "owner": row.owner,
-        "token": row.token,
-        "attempt": row.attempts,
-        "lease_until": row.lease_until,
+        "id": job_id,
+        "qty": qty,
+        "owner": owner,
+        "token": token,
+        "attempt": attempts,
+        "lease_until": lease_until,
     }

@@ -235,7 +235,7 @@ class Statements:
                 lease_until=self._fate(null(), self._until),
                 reason=self._cause(),
             )
-            .returning(column.seq, *self._ticket, column.reason)
+            .returning(column.seq, column.reason, *self._ticket)
         )
 
     def _fate(self, dead: ColumnElement[Any], alive: ColumnElement[Any]) -> ColumnElement[Any]:

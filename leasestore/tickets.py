@@ -70,13 +70,16 @@ class StuckJob(TypedDict):
     reason: Literal["expired", "deadline", "exhausted"]
 
 
+SweepReason = Literal["deadline", "exhausted"]
+
+
 class SweptJob(TypedDict):
     """A job that a sweep found with no time or no attempts left: dead from then on."""
 
     id: str
     token: int
     attempts: int
-    reason: Literal["deadline", "exhausted"]
+    reason: SweepReason
 
 
 class Watched(TypedDict):

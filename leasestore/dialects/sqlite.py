@@ -36,6 +36,7 @@ from sqlalchemy.types import TypeEngine
 from leasestore.backoff import lock_steps
 from leasestore.clock import system_clock
 from leasestore.errors import UnsupportedEngine
+from leasestore.execution import as_sqlalchemy_raises
 
 _OLDEST = (3, 35, 0)  # RETURNING
 # In the connection's info: the transaction that has the write lock, taken outside any savepoint.
@@ -227,9 +228,7 @@ def _begin(connection: Connection, driver: sqlite3.Connection, *, instead: bool 
                 cursor.execute("BEGIN")
             raise
     except sqlite3.Error as error:
-        raise DBAPIError.instance(
-            "BEGIN IMMEDIATE", None, error, sqlite3.Error, dialect=connection.dialect
-        ) from error
+        raise as_sqlalchemy_raises(connection, error, "BEGIN IMMEDIATE") from error
     finally:
         cursor.close()
 

@@ -57,7 +57,10 @@ def _named(*names: str) -> Callable[[ast.AST], bool]:
 RULES: dict[str, tuple[Callable[[ast.AST], bool], set[str]]] = {
     "execute": (
         _called("execute"),
-        {"operations", "batch_operations", "dialects/postgresql", "dialects/sqlite", "queue_file"},
+        {
+            *("operations", "batch_operations", "execution"),
+            *("dialects/postgresql", "dialects/sqlite", "queue_file"),
+        },
     ),
     "driver SQL": (_called("exec_driver_sql"), set()),
     "BEGIN": (_text("BEGIN "), {"dialects/sqlite"}),
