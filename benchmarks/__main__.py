@@ -27,6 +27,7 @@ _HELP = {
     "window_s": "seconds that processes work on one queue",
     "warm_up": "cycles of each of these processes before",
     "windows": "how often they do",
+    "drain_jobs": "jobs that our worker and a peer's drain",
     "bloat_jobs": "jobs through one table on PostgreSQL",
 }
 
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="also the table of peers, with those of benchmarks/peers.txt that are installed",
+        help="measure peers, too: those of benchmarks/peers.txt that are installed",
     )
     parser.add_argument("--postgresql", metavar="URL", help="a server to use, not one of our own")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there too")

@@ -24,6 +24,7 @@ class Sizes:
     window_s: float = 3.0
     warm_up: int = 20
     windows: int = 5
+    drain_jobs: int = 10_000
     bloat_jobs: int = 100_000
 
 
@@ -35,6 +36,7 @@ QUICK = Sizes(
     window_s=0.5,
     warm_up=10,
     windows=3,
+    drain_jobs=500,
     bloat_jobs=2_000,
 )
 

@@ -45,6 +45,9 @@ class Contender(ABC):
     def cycles(self, jobs: int) -> None:
         """Put, take and acknowledge so many jobs, each step a transaction of its own."""
 
+    def store(self, jobs: int) -> None:  # noqa: B027 - most have nothing to do here
+        """Store so many jobs for the next `cycles`, if those only work them."""
+
     @abstractmethod
     def close(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event, make_url
@@ -17,7 +18,10 @@ from benchmarks.contenders import (
     Verbs,
     told,
 )
-from leasestore import Event, JobRepository, StoreBusy, Ticket, Worker, system_clock
+from leasestore import Event, JobRepository, Limits, StoreBusy, Ticket, Worker, system_clock
+
+_HOUR_MS = 3_600_000
+_STORED_AT_ONCE = 1000
 
 
 def engine_of(target: Sqlite | Postgresql) -> Engine:
@@ -104,22 +108,44 @@ class OneStepLess(Library):
             assert status == "done"
 
 
+def plain(_: object) -> bool:
+    """A handler with nothing to do."""
+    return True
+
+
+async def awaited(_: object) -> bool:
+    """The same as a coroutine function."""
+    return True
+
+
 class Drained(Library):
-    """Jobs that are stored at once, and then worked.
+    """Jobs that were stored before are worked.
 
     Args:
         places: how many a worker has in hand at a time; 0: no worker, but a loop.
+        send: the worker's handler.
     """
 
-    def __init__(self, target: Sqlite | Postgresql, places: int) -> None:
+    def __init__(
+        self,
+        target: Sqlite | Postgresql,
+        places: int,
+        send: Callable[[Any], object] = plain,
+    ) -> None:
         super().__init__(target)
-        self._places = places
+        # Time enough for all of them: those that are left to the end wait for all the others.
+        self._jobs = JobRepository(self._engine, limits=Limits(ttl_ms=_HOUR_MS))
+        self._places, self._send = places, send
+
+    def store(self, jobs: int) -> None:
+        events: list[Event] = [{"id": next(self._ids), "qty": 1} for _ in range(jobs)]
+        for start in range(0, jobs, _STORED_AT_ONCE):
+            some = events[start : start + _STORED_AT_ONCE]
+            self._jobs.enqueue_many(some, system_clock, _HOUR_MS)
 
     def cycles(self, jobs: int) -> None:
-        events: list[Event] = [{"id": next(self._ids), "qty": 1} for _ in range(jobs)]
-        self._jobs.enqueue_many(events, system_clock, TTL_MS)
         if self._places:
-            worker = Worker(self._jobs, lambda _: True, concurrency=self._places)
+            worker = Worker(self._jobs, self._send, concurrency=self._places)
             assert worker.run(until_empty=True).done == jobs
             return
         for _ in range(jobs):

@@ -58,7 +58,7 @@ def _sqlite(bench: Bench, table: Table, synchronous: str, names: list[str]) -> N
         "leasestore": partial(Library, bench.files.copy(None, "WAL", synchronous)),
     }
     for name in names:
-        opens |= _found(table, name, _SQLITE[name], Sqlite(bench.files.path(), "WAL", synchronous))
+        opens |= found(table, name, _SQLITE[name], Sqlite(bench.files.path(), "WAL", synchronous))
     cycles_in_turns(bench, table, f"WAL, {synchronous}", opens, "leasestore")
 
 
@@ -68,12 +68,12 @@ def _postgresql(bench: Bench, table: Table) -> None:
         "by hand, autocommit": partial(Autocommit, bench.databases.copy()),
         "leasestore": partial(Library, bench.databases.copy()),
     }
-    for name, found in _POSTGRESQL.items():
-        opens |= _found(table, name, found, bench.databases.bare())
+    for name, peer in _POSTGRESQL.items():
+        opens |= found(table, name, peer, bench.databases.bare())
     cycles_in_turns(bench, table, bench.databases.durability(), opens, "leasestore")
 
 
-def _found(table: Table, name: str, peer: tuple[str, str], target: Sqlite | Postgresql) -> Opens:
+def found(table: Table, name: str, peer: tuple[str, str], target: Sqlite | Postgresql) -> Opens:
     """The peer, where it is installed."""
     distribution, contender = peer
     try:

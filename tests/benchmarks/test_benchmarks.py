@@ -30,7 +30,7 @@ from tests.support import rows
 ROOT = Path(__file__).parents[2]
 TINY = (
     "--quick --rounds 1 --cycles 2 --claims 2 --scale 0.0001 --window-s 0.05 --warm-up 1"
-    " --windows 1 --bloat-jobs 10"
+    " --windows 1 --drain-jobs 20 --bloat-jobs 10"
 )
 
 
@@ -73,12 +73,15 @@ def test_the_tables_of_postgresql(tmp_path: Path, postgresql: Server) -> None:
     server = postgresql.empty().render_as_string(hide_password=False)
     _, tables = _measure(
         *(tmp_path / "figures.json", "--backends", "postgresql", "--postgresql", server),
-        *("--tables", "postgresql-cycle,backlog,bloat"),
+        *("--tables", "postgresql-cycle,drain,backlog,bloat", "--peers"),
     )
-    assert set(tables) == {"postgresql-cycle", "backlog", "bloat"}
+    assert set(tables) == {"postgresql-cycle", "drain", "backlog", "bloat"}
     # As the server of the tests is started, and as the session asks for.
     assert "fsync=off, synchronous_commit=on" in _groups(tables["postgresql-cycle"])
     assert all(group.startswith("PostgreSQL, ") for group in _groups(tables["backlog"]))
+    # Installed or not, the worker beside ours is named.
+    assert any("20 jobs" in group for group in _groups(tables["drain"]))
+    assert any("pgqueuer" in note for note in tables["drain"]["notes"])
 
 
 _MIXED = [
