@@ -1,5 +1,8 @@
 """The floor on SQLite: the contract by hand on `sqlite3`, for a file with leasestore's tables and
-indexes. It checks no argument, and has one retry of its own: the driver's."""
+indexes. It checks no argument, and has one retry of its own: the driver's.
+
+The claim is two statements: by one UPDATE, whose CASE tells what becomes of each row, it takes a
+little longer."""
 
 from __future__ import annotations
 

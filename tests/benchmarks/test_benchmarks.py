@@ -93,6 +93,8 @@ _MIXED = [
     Part(2, "done"),
     Part(2),
 ]
+# The first that could be claimed, and the last one.
+_EXHAUST = "UPDATE jobs SET max_attempts = 1, attempts = 1 WHERE seq IN (8, 12)"
 
 
 def _work(contender: Verbs) -> None:
@@ -119,15 +121,10 @@ def test_by_hand_on_sqlite_is_the_same_work(
     contenders: tuple[Callable[[Sqlite], Verbs], ...] = by_hand, Library
     for target, opens in zip(targets, contenders, strict=True):
         fill_file(target.path, _MIXED)
-        _exhaust(target.path)
+        with closing(sqlite3.connect(target.path)) as plain, plain:
+            plain.execute(_EXHAUST)
         _work(opens(target))
     assert rows(targets[0].path) == rows(targets[1].path)
-
-
-def _exhaust(path: Path) -> None:
-    """Let the last of these jobs have had all its attempts."""
-    with closing(sqlite3.connect(path)) as plain, plain:
-        plain.execute("UPDATE jobs SET max_attempts = 1, attempts = 1 WHERE seq = 12")
 
 
 @pytest.mark.parametrize("opens", [Autocommit, Transactions])
@@ -140,7 +137,7 @@ def test_by_hand_on_postgresql_is_the_same_work(
         target = Postgresql(libpq(postgresql.fresh()))
         fill_database(target, _MIXED)
         with psycopg.connect(target.url, autocommit=True) as connection:
-            connection.execute("UPDATE jobs SET max_attempts = 1, attempts = 1 WHERE seq = 12")
+            connection.execute(_EXHAUST)
             _work(contender(target))
             found.append(connection.execute("SELECT * FROM jobs ORDER BY seq").fetchall())
     assert found[0] == found[1]
