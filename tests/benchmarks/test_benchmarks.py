@@ -22,7 +22,7 @@ from benchmarks.contenders.psycopg_by_hand import Autocommit, Transactions
 from benchmarks.contenders.sqlalchemy_by_hand import SqlalchemyByHand
 from benchmarks.contenders.sqlite_by_hand import SqliteByHand
 from benchmarks.databases import Files
-from benchmarks.measure import Spread, Table, in_turns
+from benchmarks.measure import Spread, Table, in_turns, us_each
 from benchmarks.plot import write_plot
 from tests.postgresql import Server, libpq
 from tests.support import rows
@@ -153,6 +153,17 @@ def test_contenders_take_turns_and_the_warm_up_does_not_count() -> None:
     figures = in_turns(2, {"a": lambda: figure_of("a"), "b": lambda: figure_of("b")})
     assert asked == ["a", "b", "b", "a", "a", "b"]
     assert figures == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
+
+
+def test_what_comes_before_is_not_timed() -> None:
+    now = 0.0
+
+    def take(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    measure = us_each(lambda _: take(2), 4, lambda: now, before=lambda _: take(3))
+    assert measure() == 500_000
 
 
 def test_ratios_are_taken_round_by_round() -> None:
