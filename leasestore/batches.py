@@ -112,6 +112,7 @@ class Batches(Verbs):
                 connection, self._queue.statements, owner, now(connection), most, lease, points
             )[0],
             points,
+            single=True,
         )
 
     def finish_batch(

@@ -145,17 +145,30 @@ def sweep_and_lease(
     connection: Connection, statements: Statements, claim: Update, bound: Mapping[str, object]
 ) -> tuple[list[Ticket], list[SweptJob]]:
     """The tickets in order of seq, and the jobs that are dead now."""
-    leased: list[tuple[int, Ticket]] = []
     swept: list[SweptJob] = []
-    for seq, reason, *shown in rows(connection, claim, bound):
+    while True:
+        leased, dead = _told_apart(rows(connection, claim, bound))
+        swept += dead
+        if len(dead) < FEW_DEAD:
+            return leased, swept
+        swept += (_swept_job(*row) for row in rows(connection, statements.sweep, bound))
+        # Where a statement may be a transaction by itself, none is leased beside so many: only the
+        # last one leases, and no other can fail after it.
+        if leased:
+            return leased, swept
+
+
+def _told_apart(changed: Sequence[Any]) -> tuple[list[Ticket], list[SweptJob]]:
+    """Of the rows that a claim has changed, those that are leased now, and those that are dead."""
+    leased: list[tuple[int, Ticket]] = []
+    dead: list[SweptJob] = []
+    for seq, reason, *shown in changed:
         ticket = ticket_in(shown)
         if reason is None:
             leased.append((seq, ticket))
         else:
-            swept.append(_swept_job(ticket["id"], ticket["token"], ticket["attempt"], reason))
-    if len(swept) >= FEW_DEAD:
-        swept += (_swept_job(*row) for row in rows(connection, statements.sweep, bound))
-    return [ticket for _, ticket in sorted(leased, key=itemgetter(0))], swept
+            dead.append(_swept_job(ticket["id"], ticket["token"], ticket["attempt"], reason))
+    return [ticket for _, ticket in sorted(leased, key=itemgetter(0))], dead
 
 
 def _swept_job(job_id: str, token: int, attempts: int, reason: SweepReason) -> SweptJob:

@@ -113,7 +113,8 @@ class JobRepository(Batches):
         return self._write(
             lambda connection: batch_operations.claim_up_to(
                 connection, self._queue.statements, owner, now(connection), limit, lease_ms
-            )
+            ),
+            single=True,
         )
 
     def _finish_and_claim(

@@ -195,29 +195,36 @@ class Statements:
     def _claim(self, limit: ColumnElement[int]) -> Update:
         terms = self._terms
         late, spent = self._dying()
+        # No job is in both, so that as many die as are found. In words that the index over
+        # deadlines does not have, since it is not the one to ask.
+        in_time = self._job.c.deadline - self._now > literal_column("0")
         first = self._question(
             terms.order >= self._start,
             terms.claimable_at <= self._now,
             # What must die is still there: the questions are all asked before anything is changed.
             ~self._doomed,
         )
-        return self._bury_or_lease(
+        chosen = self._choose(
+            self._job.c.seq,
             late.order_by(self._job.c.deadline).limit(_FEW),
-            spent.order_by(terms.free_at).limit(_FEW),
-            first.order_by(terms.order).limit(limit),
+            spent.where(in_time).order_by(terms.free_at).limit(_FEW),
+            then=first.order_by(terms.order).limit(limit),
+            fewer_than=_FEW,
         )
+        return self._bury_or_lease(chosen)
 
     @cached_property
     def claim_one(self) -> Update:
         terms = self._terms
         dying = and_(self._doomed, terms.free_at <= self._now)
         claimable = terms.claimable_at <= self._now
-        return self._bury_or_lease(self._question(self._named, or_(dying, claimable)))
+        question = self._question(self._named, or_(dying, claimable))
+        return self._bury_or_lease(self._choose(self._job.c.seq, question))
 
-    def _bury_or_lease(self, *questions: Select[Any]) -> Update:
+    def _bury_or_lease(self, chosen: ColumnElement[bool]) -> Update:
         """Sweep and claim at once: of the rows chosen, each that must die dies, and any other is
         leased. It returns them all; one that died has a reason. With `FEW_DEAD` of them there may
-        be more to sweep.
+        be more to sweep, and where none is leased beside them, one to lease.
 
         Each row itself says which, in the state in which it was chosen: nobody else can change it
         any more.
@@ -226,7 +233,7 @@ class Statements:
         one_more = self._fate(literal_column("0"), _ONE)
         return (
             update(self._job)
-            .where(self._choose(column.seq, *questions))
+            .where(chosen)
             .values(
                 status=self._fate(word("dead"), word("leased")),
                 attempts=column.attempts + one_more,

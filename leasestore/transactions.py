@@ -95,8 +95,9 @@ def write_transaction(
     """One immediate transaction: the write lock first, then the block, then COMMIT.
 
     With `patience_ms`, where rows have locks, no statement waits for one longer than that. With
-    `single`, the block changes something by one statement only, and nothing of leasestore's can
-    fail after it: where that makes no difference to anybody, the statement is the transaction.
+    `single`, each statement of the block is right whatever comes of the next, and nothing of
+    leasestore's can fail after the last: where that makes no difference to anybody, each is a
+    transaction by itself.
 
     Whatever goes wrong, the transaction is rolled back, the error goes on unchanged, and a
     connection that cannot be shown to be outside a transaction is thrown away.

@@ -90,7 +90,8 @@ class Verbs(ABC):
         single: bool,
     ) -> _T:
         """Do this work, which may set these columns of the application's own, in a transaction
-        that holds the write lock. `single`: it is one statement, and nothing can fail after it."""
+        that holds the write lock. `single`: each of its statements is right whatever comes of
+        the next, and nothing can fail after the last."""
 
     @abstractmethod
     def _do_read(self, work: Callable[[Connection], _T]) -> _T:
@@ -105,8 +106,8 @@ class Verbs(ABC):
         frees: Callable[[_T], bool] | None = None,
         single: bool = False,
     ) -> _T:
-        """`frees` says of an answer whether there is now a job that can be claimed. `single`: the
-        work changes something by one statement only."""
+        """`frees` says of an answer whether there is now a job that can be claimed. `single`: what
+        each statement of the work changes may be true before the next, whatever comes of that."""
         if frees is not None and self._queue.notify:
             work, single = self._announced(work, frees), False
         try:
@@ -209,6 +210,8 @@ class Verbs(ABC):
         """Take the first job whose time has come, for `lease_ms` (CONTRACT.md, "claim").
 
         Jobs with no time or no attempts left become dead first, and stay so whatever is found.
+        On PostgreSQL, where there are twenty or more of them, they may do so in transactions of
+        their own right before, and stay so even if the claim then fails.
 
         Args:
             lease_ms: 1 to 60000; the lease never outlasts the job's deadline.
@@ -230,6 +233,7 @@ class Verbs(ABC):
                 connection, self._queue.statements, owner, now(connection), lease, job_id, points
             )[0],
             points,
+            single=True,
         )
 
     def finish(

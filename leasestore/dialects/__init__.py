@@ -38,9 +38,19 @@ class Dialect(Protocol):
         """An INSERT that knows `on_conflict_do_nothing`."""
         ...
 
-    def choose(self, key: Column[int], /, *questions: Select[Any]) -> ColumnElement[bool]:
+    def choose(
+        self,
+        key: Column[int],
+        /,
+        *questions: Select[Any],
+        then: Select[Any] | None = None,
+        fewer_than: ColumnElement[int] | None = None,
+    ) -> ColumnElement[bool]:
         """A condition that holds for the rows whose keys these questions find, which are all asked
         of the same state of the table, once and for all.
+
+        `then` is one more question. Where a statement may be a transaction by itself, it is asked
+        only if the others have found fewer keys than that.
 
         Where rows have locks, they are locked as they are chosen, in the state in which a question
         holds for them, and those that somebody else works on are passed over.
@@ -87,10 +97,9 @@ class Dialect(Protocol):
     def make_own(self, connection: Connection, /, *, single: bool) -> None:
         """From now on, transactions on this connection are as those of the verbs have to be.
 
-        With `single`, one statement is all that changes something in the next one, or no two have
-        to see the same, and nobody listens to this very connection. Where a statement is a
-        transaction by itself, and nobody listens to the engine who could still undo it, it may be
-        just that.
+        With `single`, no statement of the next one needs another to be right or to see the same,
+        and nobody listens to this very connection. Where a statement is a transaction by itself,
+        and nobody listens to the engine who could still undo it, each may be just that.
         """
         ...
 

@@ -11,6 +11,7 @@ from functools import partial, reduce
 from typing import Any, Literal
 
 from sqlalchemy import (
+    ARRAY,
     JSON,
     Column,
     ColumnElement,
@@ -21,10 +22,13 @@ from sqlalchemy import (
     Table,
     Update,
     any_,
+    case,
     cast,
     column,
     func,
     inspect,
+    literal_column,
+    select,
     text,
 )
 from sqlalchemy.dialects.postgresql import insert as insert
@@ -65,7 +69,12 @@ def check_version() -> None:
     """Every PostgreSQL that SQLAlchemy 2 speaks to has SKIP LOCKED and RETURNING."""
 
 
-def choose(key: Column[int], *questions: Select[Any]) -> ColumnElement[bool]:
+def choose(
+    key: Column[int],
+    *questions: Select[Any],
+    then: Select[Any] | None = None,
+    fewer_than: ColumnElement[int] | None = None,
+) -> ColumnElement[bool]:
     """Chosen and locked by sub-selects that refer to nothing outside: they run once, whatever the
     plan is.
 
@@ -73,14 +82,25 @@ def choose(key: Column[int], *questions: Select[Any]) -> ColumnElement[bool]:
     updates, and take more rows than were asked for; and of a join the planner may think that it
     yields many rows, and walk the whole table. An array is looked up by the key.
     """
+    found = reduce(_both, map(_locked, questions))
+    if then is None:
+        return key == any_(found)
+    # OFFSET keeps the planner from asking them wherever their answer is used.
+    first = select(found.label("found")).offset(literal_column("0")).subquery("_ls_first").c.found
+    both = case((func.cardinality(first) < fewer_than, _both(first, _locked(then))), else_=first)
+    # The cast, since ANY (SELECT ...) would compare with each row of it.
+    return key == any_(cast(select(both).scalar_subquery(), ARRAY(key.type)))
+
+
+def _locked(question: Select[Any]) -> ColumnElement[Any]:
     # No stronger than what the update takes: a row of the application's that refers to a job is no
     # reason to pass the job over.
-    locked = (
-        question.with_for_update(skip_locked=True, key_share=True).correlate(None)
-        for question in questions
-    )
-    arrays: list[ColumnElement[Any]] = [func.array(each.scalar_subquery()) for each in locked]
-    return key == any_(reduce(lambda one, other: one.op("||")(other), arrays))
+    locked = question.with_for_update(skip_locked=True, key_share=True).correlate(None)
+    return func.array(locked.scalar_subquery())
+
+
+def _both(one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[Any]:
+    return one.op("||")(other)
 
 
 def lock_rows(connection: Connection, lock: Select[Any], bound: Mapping[str, object]) -> None:

@@ -56,8 +56,15 @@ def check_version() -> None:
         )
 
 
-def choose(key: Column[int], *questions: Select[Any]) -> ColumnElement[bool]:
+def choose(
+    key: Column[int],
+    *questions: Select[Any],
+    then: Select[Any] | None = None,
+    fewer_than: ColumnElement[int] | None = None,
+) -> ColumnElement[bool]:
     """Nobody else writes meanwhile: to ask is to choose."""
+    if then is not None:
+        questions = *questions, then
     if len(questions) == 1:
         return key.in_(questions[0].correlate(None))
     # As sub-selects, since an order and a limit of its own are not for a part of a UNION.

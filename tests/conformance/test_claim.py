@@ -181,6 +181,22 @@ def test_the_sweep_leaves_nothing_however_many_there_are(store: Store, each: int
     assert store.row("held")["status"] == "leased"
 
 
+@pytest.mark.parametrize("count", [FEW_DEAD // 2, FEW_DEAD - 1, FEW_DEAD, FEW_DEAD + 1, 45])
+@pytest.mark.parametrize("kind", ["late", "spent", "neither"])
+def test_however_many_die_of_one_kind_the_claim_takes_its_job(
+    store: Store, kind: str, count: int
+) -> None:
+    ends = {"late": {"deadline": 100}, "spent": {}, "neither": {"deadline": 100}}[kind]
+    leased = {"status": "leased", "attempts": 3, "token": 3, "owner": "x", "lease_until": 100}
+    for number in range(count):
+        store.insert(id=f"{number}", **({} if kind == "late" else leased), **ends)
+    store.insert(id="ready")
+    ticket = store.repository.claim("me", 100)
+    assert ticket is not None
+    assert (ticket["id"], ticket["token"]) == ("ready", 1)
+    assert [row["status"] for row in store.rows()] == ["dead"] * count + ["leased"]
+
+
 def test_who_sweeps_is_told_of_each(one_store: Store) -> None:
     reasons = put_very_many_to_sweep(one_store, FEW_DEAD + 5)
     attempts = {"late": 0, "spent": 3, "neither": 3}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ from leasestore import (
 )
 from leasestore.aio import AsyncJobRepository
 from leasestore.errors import NotDead
+from leasestore.statements import FEW_DEAD
 from tests.conformance.postgresql import (
     ASYNCHRONOUS,
     JOINABLE,
@@ -167,8 +169,10 @@ def held_up(postgresql: Server) -> Iterator[PostgreSQLStore]:
     @event.listens_for(engine, "before_cursor_execute", retval=True)
     def hold_up(connection: Any, cursor: Any, statement: str, values: Any, *_: Any) -> Any:
         wait = "WHERE EXISTS (SELECT FROM pg_advisory_xact_lock(1)) AND "
-        head, array, questions = statement.partition("array(")
-        return head + array + questions.replace("WHERE ", wait, 1), values
+        head, *questions = statement.split("array(")
+        return "array(".join(
+            [head, *(each.replace("WHERE ", wait, 1) for each in questions)]
+        ), values
 
     with beside(url) as plain:
         yield PostgreSQLStore(JobRepository(engine), url, plain, lambda: None)
@@ -721,6 +725,10 @@ def held(jobs: JobRepository) -> Ticket:
 
 SINGLE: dict[str, Callable[[JobRepository, Ticket], object]] = {
     "enqueue": lambda jobs, _: jobs.enqueue({"id": "a", "qty": 1}, NOW, 1000),
+    "claim": lambda jobs, _: jobs.claim("other", NOW),
+    "claim by a clock": lambda jobs, _: jobs.claim("other", lambda: NOW),
+    "claim of one job": lambda jobs, _: jobs.claim("other", NOW, job_id="held"),
+    "claim of many": lambda jobs, _: jobs.claim_batch("other", NOW, 10),
     "finish": lambda jobs, ticket: jobs.finish(ticket, "ok", NOW),
     "renew": lambda jobs, ticket: jobs.renew(ticket, NOW),
     "release": lambda jobs, ticket: jobs.release(ticket),
@@ -805,7 +813,6 @@ MORE_THAN_ONE: dict[str, Callable[[JobRepository, Ticket], object]] = {
     "a clock that is read after the wait for the row": lambda jobs, ticket: jobs.renew(
         ticket, lambda: NOW
     ),
-    "a claim, which may have very many to sweep": lambda jobs, _: jobs.claim("other", NOW) is None,
     "two verbs in one": lambda jobs, ticket: jobs.finish_and_claim(ticket, "ok", "me", NOW),
     "a bound to the wait": lambda jobs, ticket: jobs._patient(50).release(ticket),
     "a notice": lambda jobs, ticket: JobRepository(jobs._bind, notify=True).release(ticket),
@@ -823,6 +830,147 @@ def test_what_takes_more_than_one_statement_is_one_transaction(
         assert MORE_THAN_ONE[what](jobs, ticket)
     assert [statements[0], statements[-1]] == ["BEGIN", "COMMIT"]
     assert statements.count("COMMIT") == 1
+    engine.dispose()
+
+
+# A claim that finds very many to bury: of its statements only the last one takes a job
+
+CLAIMS: dict[str, Callable[[JobRepository], list[Ticket]]] = {
+    "claim": lambda jobs: [ticket for ticket in [jobs.claim("me", NOW)] if ticket],
+    "claim of many": lambda jobs: jobs.claim_batch("me", NOW, 2),
+    "a worker's": lambda jobs: jobs._claim_and_sweep("me", NOW, 2, 1000)[0],
+}
+FAILS_AT = {
+    "the sweep": "OLD.id = 'last'",
+    "the second claim": "NEW.status = 'leased'",
+}
+
+
+def bury(plain: Plain, count: int, kinds: tuple[str, ...] = ("late", "spent")) -> None:
+    """So many that must die, of each of these kinds, with nothing to take among them."""
+    for number in range(count):
+        if "late" in kinds:
+            insert_row(plain, {**READY, "id": f"late-{number}", "deadline": 10})
+        if "spent" in kinds:
+            spent = {"status": "leased", "attempts": 3, "token": 3, "owner": "x", "lease_until": 10}
+            insert_row(plain, {**READY, "id": f"spent-{number}", **spent})
+
+
+def statuses(plain: Plain) -> dict[str, int]:
+    return dict(plain.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall())
+
+
+@pytest.mark.parametrize("count", [19, 20, 21, 45])
+@pytest.mark.parametrize("kind", ["late", "spent"])
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_beside_very_many_deaths_a_claim_takes_its_job_after_the_sweep(
+    postgresql: Server, tmp_path: Path, claim: str, kind: str, count: int
+) -> None:
+    url = postgresql.fresh()
+    engine = engine_in("psycopg", url)
+    with beside(url) as plain, spoken(engine, tmp_path) as statements:
+        bury(plain, count, (kind,))
+        insert_row(plain, {**READY, "id": "ready"})
+        assert [ticket["id"] for ticket in CLAIMS[claim](JobRepository(engine))] == ["ready"]
+        assert statuses(plain) == {"dead": count, "leased": 1}
+    assert statements == ["UPDATE"] * (1 if count < FEW_DEAD else 3)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("fails_at", FAILS_AT)
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_claim_that_fails_beside_very_many_deaths_takes_no_job(
+    postgresql: Server, door: str, claim: str, fails_at: str
+) -> None:
+    url = postgresql.fresh()
+    engine = engine_in("psycopg", url)
+    with beside(url) as plain, engine.connect() as connection:
+        jobs = JobRepository(engine if door == "engine" else connection)
+        bury(plain, FEW_DEAD)
+        insert_row(plain, {**READY, "id": "last", "deadline": NOW})
+        insert_row(plain, {**READY, "id": "ready"})
+        plain.execute(
+            f"""
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+                AS $$ BEGIN RAISE 'made up'; END $$;
+            CREATE TRIGGER refuse BEFORE UPDATE ON jobs FOR EACH ROW
+                WHEN ({FAILS_AT[fails_at]}) EXECUTE FUNCTION refuse()
+        """.encode()
+        )
+        with pytest.raises(DBAPIError, match="made up"):
+            CLAIMS[claim](jobs)
+        # What was buried is what must die anyhow; on a borrowed connection it is one transaction.
+        dead = {"the sweep": 2 * FEW_DEAD, "the second claim": 2 * FEW_DEAD + 1}[fails_at]
+        left = 2 * FEW_DEAD + 2 - dead
+        assert statuses(plain) == (
+            {"dead": dead, "pending": left}
+            if door == "engine"
+            else {"pending": FEW_DEAD + 2, "leased": FEW_DEAD}
+        )
+        plain.execute("DROP TRIGGER refuse ON jobs")
+        (ticket,) = CLAIMS[claim](jobs)
+        assert (ticket["id"], ticket["token"]) == ("ready", 1)
+        assert statuses(plain) == {"dead": 2 * FEW_DEAD + 1, "leased": 1}
+    engine.dispose()
+
+
+def test_one_that_is_late_by_then_is_buried_with_the_others(postgresql: Server) -> None:
+    """As rows that somebody else had locked during the sweep: there are very many again."""
+    url = postgresql.fresh()
+    engine = engine_in("psycopg", url)
+    with beside(url) as plain:
+        bury(plain, FEW_DEAD, ("late",))
+        insert_row(plain, {**READY, "id": "ready"})
+        plain.execute("""
+            CREATE FUNCTION more() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                INSERT INTO jobs (id, qty, status, attempts, max_attempts, token, available_at,
+                                  deadline)
+                SELECT 'more-' || number, 1, 'pending', 0, 3, 0, 0, 50
+                FROM generate_series(1, 25) number;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER more BEFORE UPDATE ON jobs FOR EACH ROW
+                WHEN (OLD.id = 'late-0') EXECUTE FUNCTION more()
+        """)
+        tickets, swept = JobRepository(engine)._claim_and_sweep("me", NOW, 1, 1000)
+        assert [ticket["id"] for ticket in tickets] == ["ready"]
+        assert len(swept) == len({job["id"] for job in swept}) == FEW_DEAD + 25
+        assert statuses(plain) == {"dead": FEW_DEAD + 25, "leased": 1}
+    engine.dispose()
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_of_claims_at_once_beside_very_many_deaths_one_alone_tells_of_each(
+    postgresql: Server, limit: int
+) -> None:
+    url = postgresql.fresh()
+    engine = engine_in("psycopg", url)
+    jobs = JobRepository(engine)
+    names = [f"ready-{number}" for number in range(12)]
+    start = threading.Barrier(4)
+    with beside(url) as plain:
+        bury(plain, 300)
+        for name in names:
+            insert_row(plain, {**READY, "id": name})
+
+        def claim(owner: str) -> tuple[list[str], list[str]]:
+            told: list[str] = []
+            taken: list[str] = []
+            start.wait()
+            while True:
+                tickets, swept = jobs._claim_and_sweep(owner, NOW, limit, 1000)
+                told += [job["id"] for job in swept]
+                taken += [ticket["id"] for ticket in tickets]
+                if not (tickets or swept):
+                    return told, taken
+
+        with ThreadPoolExecutor(4) as threads:
+            told, taken = zip(*threads.map(claim, ["ann", "ben", "cat", "dan"]), strict=True)
+        dead = plain.execute("SELECT id FROM jobs WHERE status = 'dead'").fetchall()
+    assert sorted(chain.from_iterable(taken)) == sorted(names)
+    assert len(dead) == 600
+    assert sorted(chain.from_iterable(told)) == sorted(name for (name,) in dead)
     engine.dispose()
 
 

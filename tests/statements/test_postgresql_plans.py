@@ -10,7 +10,7 @@ from itertools import chain, product
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy import URL, Engine, create_engine, event, text
 
 from leasestore import JobRepository, Outcome, Ticket
 from tests.conformance.postgresql import Plain, beside, wipe
@@ -109,6 +109,34 @@ def test_a_claim_takes_one_job_and_sweeps_only_what_must_die(forced: Engine, pla
         assert sum(tally(plain, before).values()) == 30 + taken
     assert repository.claim("you", NOW) is None
     assert tally(plain, before) == {**SWEPT, "ready": 10, "lost": 10}
+
+
+def test_a_claim_takes_its_job_beside_the_few_that_it_buries(forced: Engine, plain: Plain) -> None:
+    fill(plain)
+    plain.execute("DELETE FROM jobs WHERE id LIKE 'late-lost-%' OR id = 'spent-0'")
+    before = snapshot(plain)
+    ticket = JobRepository(forced).claim("you", NOW)
+    assert ticket is not None
+    assert ticket["id"] == "ready-0"
+    assert tally(plain, before) == {"late": 10, "spent": 9, "ready": 1}
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_a_claim_asks_each_of_its_questions_once(forced: Engine, plain: Plain, mode: str) -> None:
+    fill(plain)
+    sent: list[tuple[str, Any]] = []
+
+    def note(connection: Any, cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        sent.append((statement, values))
+
+    event.listen(forced, "before_cursor_execute", note)
+    assert JobRepository(forced).claim("you", NOW) is not None
+    event.remove(forced, "before_cursor_execute", note)
+    claim, values = sent[0]
+    with forced.connect() as connection:
+        connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
+        plan = connection.exec_driver_sql(f"EXPLAIN {claim}", values).scalars().all()
+    assert sum("LockRows" in line for line in plan) == 3, plan
 
 
 def test_a_batch_takes_no_more_than_it_was_asked_for(forced: Engine, plain: Plain) -> None:

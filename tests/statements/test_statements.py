@@ -181,7 +181,7 @@ SENT: dict[str, tuple[Callable[[JobRepository], object], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("late", "expected"), [(19, ["WITH"]), (20, ["WITH", "UPDATE"])])
+@pytest.mark.parametrize(("late", "expected"), [(19, ["WITH"]), (20, ["WITH", "UPDATE", "WITH"])])
 def test_a_claim_leaves_many_deaths_to_a_sweep(
     engine: Engine, file: Path, late: int, expected: list[str]
 ) -> None:
