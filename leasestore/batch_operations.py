@@ -69,20 +69,29 @@ def finish_batch(
     stale_raises: bool,
 ) -> list[Status | None]:
     tickets = [ticket for ticket, _, _ in items]
-    ends = [
+    live, packed = _live(connection, statements, tickets, _ends(items, now), now, stale_raises)
+    ended = _ended(connection, statements, packed, now) if live else {}
+    for _ in ended:
+        operations.pass_point(fault, "after-finish")
+    return [
+        ended.get((ticket["id"], ticket["token"])) if position in live else None
+        for position, ticket in enumerate(tickets)
+    ]
+
+
+def _ends(items: Sequence[tuple[Ticket, Outcome, int]], now: int) -> list[dict[str, object]]:
+    return [
         {**_shown(position, ticket), "outcome": outcome, "again": now + delay_ms}
         for position, (ticket, outcome, delay_ms) in enumerate(items)
     ]
-    live, packed = _live(connection, statements, tickets, ends, now, stale_raises)
-    bound = parameters(items=packed, now=now)
-    rows = execution.rows(connection, statements.finish_batch, bound) if live else []
-    for _ in rows:
-        operations.pass_point(fault, "after-finish")
-    ended: dict[str, Status] = dict(rows)
-    return [
-        ended.get(ticket["id"]) if position in live else None
-        for position, ticket in enumerate(tickets)
-    ]
+
+
+def _ended(
+    connection: Connection, statements: BatchStatements, packed: str, now: int
+) -> dict[tuple[str, int], Status]:
+    """The new statuses, by id and token."""
+    rows = execution.rows(connection, statements.finish_batch, parameters(items=packed, now=now))
+    return {(job_id, token): status for job_id, token, status in rows}
 
 
 def claim_up_to(
@@ -106,9 +115,11 @@ def finish_all(
     items: Sequence[tuple[Ticket, Outcome, int]],
     now: int,
 ) -> list[Status | None]:
-    """As `finish_batch`; one job as `finish` ends it."""
+    """As `finish_batch`, for jobs that nobody else can change any more, each with one ticket; one
+    job as `finish` ends it."""
     if len(items) > 1:
-        return finish_batch(connection, statements, items, now, None, stale_raises=False)
+        ended = _ended(connection, statements, json.dumps(_ends(items, now)), now)
+        return [ended.get((ticket["id"], ticket["token"])) for ticket, _, _ in items]
     ((ticket, outcome, delay_ms),) = items
     return [operations.finish(connection, statements, ticket, outcome, now, delay_ms, {}, None)]
 

@@ -95,15 +95,15 @@ class Statements:
         self._doomed = or_(self._late, self._terms.spent)
         self._expired = and_(self._terms.leased, column.lease_until <= self._now)
         self._dead = column.status == word("dead")
-        self._held = self._matches({each.name: _bind(each.name, each) for each in self._ticket})
+        bound = {each.name: _bind(each.name, each) for each in self._ticket}
+        self._held = and_(self._terms.leased, self._shows(bound))
         self._live = and_(self._held, column.lease_until > self._now, column.deadline > self._now)
         asked = _bind("until", column.deadline)
         self._until = case((column.deadline < asked, column.deadline), else_=asked)
 
-    def _matches(self, ticket: Mapping[str, ColumnElement[Any]]) -> ColumnElement[bool]:
-        """Whether the row is leased and has what this ticket shows."""
-        shown = (self._job.c[name] == value for name, value in ticket.items())
-        return and_(self._terms.leased, *shown)
+    def _shows(self, ticket: Mapping[str, ColumnElement[Any]]) -> ColumnElement[bool]:
+        """Whether the row has what this ticket, or a part of one, shows."""
+        return and_(*(self._job.c[name] == value for name, value in ticket.items()))
 
     # Reading
 

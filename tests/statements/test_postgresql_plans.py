@@ -4,7 +4,7 @@ die: the planner is forced from one bad plan to the next."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, product
 from typing import Any
@@ -255,3 +255,36 @@ def test_of_claims_at_once_each_takes_its_own_and_none_takes_anothers(
     after = snapshot(plain)
     assert all(after[name][4] == before[name][4] + 1 for name in expected)
     assert tally(plain, before) == {**SWEPT, "ready": 10, "lost": 10}
+
+
+BATCHES: dict[str, Callable[[JobRepository, list[Ticket]], list[Any]]] = {
+    "finish": lambda jobs, tickets: jobs.finish_batch([(each, "ok", 0) for each in tickets], NOW),
+    "renew": lambda jobs, tickets: list(jobs.renew_batch(tickets, NOW, 2000)),
+}
+
+
+@pytest.mark.parametrize("verb", BATCHES)
+def test_the_jobs_of_a_batch_are_looked_up_by_id_in_a_table_without_statistics(
+    each_postgresql: Server, verb: str
+) -> None:
+    engine = create_engine(each_postgresql.fresh())
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off)"))
+    jobs = JobRepository(engine)
+    for thousand in range(10):
+        names = [f"job-{thousand}-{number}" for number in range(1000)]
+        assert all(jobs.enqueue_many([{"id": name, "qty": 1} for name in names], NOW, 60_000))
+    tickets = jobs.claim_batch("me", NOW, 10)
+    plans: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def explain(_: Any, cursor: Any, statement: str, values: Any, *__: Any) -> None:
+        lines = cursor.connection.execute(f"EXPLAIN {statement}", values).fetchall()
+        plans.append("\n".join(line for (line,) in lines))
+
+    assert all(BATCHES[verb](jobs, tickets))
+    assert len(plans) == 2
+    for plan in plans:
+        assert "Index Scan using jobs_id_key on jobs" in plan
+        assert "Seq Scan on jobs" not in plan
+    engine.dispose()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from leasestore import JobRepository, Retryable, Worked, Worker
+from leasestore import JobRepository, Outcome, Retryable, Ticket, Worked, Worker, system_clock
 from leasestore.dialects import sqlite
 from leasestore.worker import settling
 from leasestore.worker.group import Group
@@ -179,6 +179,19 @@ def test_one_that_is_stale_leaves_the_others_of_its_group(
     three.together = steal
     assert three.worked() == Worked(done=2, stale=1, ended="empty")
     assert told.events("stale", "done").count("stale") == 1
+
+
+def test_of_two_tickets_of_one_job_only_the_newer_one_ends_it(queue: Queue) -> None:
+    queue.enqueue("a", "b")
+    old, other = queue.jobs.claim_batch("me", system_clock, 2, 60_000)
+    assert queue.jobs.release(old)
+    new = queue.jobs.claim("me", system_clock, 60_000)
+    assert new is not None
+    ends: list[tuple[Ticket, Outcome, int]] = [(each, "ok", 0) for each in (old, new, other)]
+    statuses, _, _ = queue.jobs._finish_and_claim(
+        ends, "me", system_clock, 60_000, claims=lambda: False
+    )
+    assert statuses == [None, "done", "done"]
 
 
 def test_a_trigger_that_refuses_one_row_takes_no_other_down(three: Three, queue: Queue) -> None:
