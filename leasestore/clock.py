@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 from sqlalchemy import Connection
 
 Clock = Callable[[], int]
 
 
-@runtime_checkable
-class ConnectionClock(Protocol):
-    """A clock that can be read through a connection which is in use already."""
-
-    def __call__(self) -> int:
-        """Milliseconds, read through a connection of its own."""
-        ...
-
-    def on(self, connection: Connection, /) -> int:
-        """Milliseconds, read through this connection."""
-        ...
-
-
 def read(clock: Clock, connection: Connection) -> int:
-    """What a clock says, with no second connection where it can do without."""
-    return clock.on(connection) if isinstance(clock, ConnectionClock) else clock()
+    """What a clock says; one that can be read `on` a connection, as the database's, through this
+    one, which is in use already."""
+    on: Callable[[Connection], int] | None = getattr(clock, "on", None)
+    return clock() if on is None else on(connection)
 
 
 def system_clock() -> int:
