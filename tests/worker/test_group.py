@@ -121,3 +121,32 @@ def test_what_ends_a_leader_leaves_the_others_to_themselves(
         assert third.result(10) is None
         writes.go.release()
         assert threads.submit(group.through, 4, LONG_MS).result(10) == 40
+
+
+def test_a_leader_waits_for_as_many_as_there_were(
+    writes: Writes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was written together comes back one after the other."""
+    monkeypatch.setattr("leasestore.worker.group._COMPANY_MS", LONG_MS)
+    group: Group[int, int] = Group(writes)
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(group.through, 1, LONG_MS)
+        assert writes.came.acquire(timeout=10)
+        others = [joined(threads, group, item) for item in (2, 3)]
+        writes.go.release(3)
+        assert [each.result(10) for each in (first, *others)] == [10, 20, 30]
+        again = [joined(threads, group, 4), threads.submit(group.through, 5, LONG_MS)]
+        assert [each.result(10) for each in again] == [40, 50]
+    assert writes.groups == [[1], [2, 3], [4, 5]]
+
+
+def test_it_does_not_wait_for_who_does_not_come(writes: Writes) -> None:
+    group: Group[int, int] = Group(writes)
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(group.through, 1, LONG_MS)
+        assert writes.came.acquire(timeout=10)
+        others = [joined(threads, group, item) for item in (2, 3)]
+        writes.go.release(4)
+        assert [each.result(10) for each in (first, *others)] == [10, 20, 30]
+        assert threads.submit(group.through, 4, LONG_MS).result(10) == 40
+    assert writes.groups == [[1], [2, 3], [4]]
