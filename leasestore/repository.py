@@ -192,8 +192,7 @@ class JobRepository(Batches):
                 with write_transaction(connection, dialect, self._patience_ms, single=single):
                     answer = work(connection)
             except DBAPIError as error:
-                _name_missing(self._queue, connection, error)
-                raise
+                _raise_named(self._queue, connection, error)
         if points is not None and _changed(answer):
             points("after-commit")
         return answer
@@ -205,8 +204,7 @@ class JobRepository(Batches):
                 with read_transaction(connection, dialect, single=self._pooled):
                     return work(connection)
             except DBAPIError as error:
-                _name_missing(self._queue, connection, error)
-                raise
+                _raise_named(self._queue, connection, error)
 
 
 class EnlistedRepository(Batches):
@@ -286,8 +284,7 @@ class EnlistedRepository(Batches):
                 answer = work(connection)
                 self._host.show(tuple(own))
         except DBAPIError as error:
-            _name_missing(self._queue, connection, error)
-            raise
+            _raise_named(self._queue, connection, error)
         return answer
 
     def _do_read(self, work: Callable[[Connection], _T]) -> _T:
@@ -296,8 +293,7 @@ class EnlistedRepository(Batches):
             with join_for_reading(self._queue.dialect):
                 return work(connection)
         except DBAPIError as error:
-            _name_missing(self._queue, connection, error)
-            raise
+            _raise_named(self._queue, connection, error)
 
     def _connection(self) -> Connection:
         connection = self._host.connection()
@@ -315,16 +311,18 @@ def _changed(answer: object) -> bool:
     return answer is not None and answer is not False
 
 
-def _name_missing(queue: Queue, connection: Connection, error: DBAPIError) -> None:
-    """Raise, for an error that comes from absent tables, one that names them.
+def _raise_named(queue: Queue, connection: Connection, error: DBAPIError) -> NoReturn:
+    """Raise an error again; one that comes from absent tables as one that names them.
 
     The database is asked once more, where that is possible: the same kind of error may come from a
     trigger of the application's, and then belongs to the application.
     """
+    problem = None
     if queue.dialect.may_lack_tables(error):
         problem = _schema_problem(queue, connection, error)
-        if problem is not None:
-            raise problem from error
+    if problem is None:
+        raise error
+    raise problem from error
 
 
 def _schema_problem(queue: Queue, connection: Connection, error: DBAPIError) -> SchemaError | None:
